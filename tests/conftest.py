@@ -1,0 +1,15 @@
+"""Options and profiles shared by all tests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("zellige", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("zellige")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cases", default=None, metavar="PATH", help="a file or folder of cases of the same form as tests/cases"
+    )

@@ -1,0 +1,1 @@
+"""Brute-force oracles: slow, obvious restatements of a definition that tests compare the package with."""

@@ -1,0 +1,3 @@
+"""Zellige: plan, simulate and run mixed image/video batches for diffusion transformers."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,225 @@
+"""Analytic price components: formulas over catalog constants, for any model, cluster, bucket, split and footprint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from zellige.cluster import AttentionPoint, Cluster, CollectiveOp
+from zellige.collectives import own_calls_ns, remote_fraction, transfer_ns
+from zellige.memory import Checkpoint, kept_bytes, live_bytes
+from zellige.model import ModelSpec
+from zellige.prices import (
+    Price,
+    PriceHeader,
+    PriceRow,
+    PriceTable,
+    attention_shape,
+    footprints,
+    legal_configs,
+)
+from zellige.shards import (
+    RING_GRADIENT_BYTES,
+    WIRE_BYTES,
+    AttentionShape,
+    ParallelConfig,
+    ReceivedRows,
+    owned_range,
+    query_range,
+    received_rows,
+    sequence_bytes,
+)
+from zellige.workload import Bucket
+
+BACKWARD_GEMM = 2.0
+"""Backward over forward FLOPs of a GEMM (stas00/ml-engineering, training/performance)."""
+
+BACKWARD_ATTENTION = 2.5
+"""Backward over forward FLOPs of flash attention: five matrix products against two (FlashAttention paper's count)."""
+
+ELEMENTWISE_PASSES = 25
+"""Reads and writes of one hidden state per token and block in norms, RoPE, gates and modulation; counted in a Wan block
+as 20 to 30 (assumed: the middle). Backward is taken as twice the forward."""
+
+MERGE_BYTES = 10
+GRADIENT_MERGE_BYTES = 30
+"""HBM bytes an element that a ring round after the first adds: reading and writing the fp32 accumulator and reading the
+bf16 partial, of O in forward and of dQ, dK and dV in backward (counted here)."""
+
+OVERLAP_SLOWDOWN = 0.13
+"""How much longer compute takes while an exchange runs beside it (assumed: 1.13, measured values range from 1.0 to 1.8;
+NVIDIA/nccl#1428 explains it by HBM traffic of the exchange)."""
+
+SLOWEST_ATTENTION = 0.25
+"""Below the shortest length of a throughput table the rate falls along its slope, to this share of its first value."""
+
+
+def analytic_table(
+    model: ModelSpec,
+    cluster: Cluster,
+    buckets: Sequence[Bucket],
+    checkpoint: Checkpoint,
+    *,
+    max_degree: int | None = None,
+) -> PriceTable:
+    """Components of every bucket under every legal configuration and footprint, all marked ``analytic``."""
+    configs = legal_configs(model, cluster, max_degree)
+    rows = tuple(
+        PriceRow(
+            bucket=bucket.name,
+            num_tokens=bucket.num_tokens,
+            config=config,
+            num_nodes=nodes,
+            price=analytic_price(model, cluster, bucket.num_tokens, config, nodes, checkpoint),
+        )
+        for bucket in buckets
+        for config in configs
+        for nodes in footprints(cluster, config.degree)
+    )
+    header = PriceHeader(
+        kind="components",
+        model=model.name,
+        cluster=cluster.name,
+        device=cluster.device.name,
+        dtype="bf16",
+        checkpoint=checkpoint,
+        assumptions=_assumptions(cluster),
+    )
+    return PriceTable(header=header, rows=rows)
+
+
+def analytic_price(
+    model: ModelSpec,
+    cluster: Cluster,
+    length: int,
+    config: ParallelConfig,
+    num_nodes: int,
+    checkpoint: Checkpoint,
+) -> Price:
+    """Components of one sequence of ``length`` tokens; the price is the largest shard's."""
+    shape = attention_shape(model, length)
+    last = config.degree - 1
+    start, stop = owned_range(length, config, last)
+    shard = stop - start
+    linear = _linear_ns(model, cluster, shard)
+    attention = _attention_ns(model, cluster, shape, config, shard)
+    exchange = _exchange_ns(cluster, shape, config, num_nodes, attention)
+    layers = model.geometry.num_layers
+    full = checkpoint == "full"
+    recompute = linear[0] if checkpoint != "none" else 0.0
+    recompute += (attention[0] + exchange[0]) if full else 0.0
+    passes = 4 if full else 3
+    moved = sequence_bytes(shape, config)
+    return Price(
+        linear_ns=math.ceil(layers * sum(linear)),
+        attention_ns=math.ceil(layers * sum(attention)),
+        exchange_ns=math.ceil(layers * sum(exchange)),
+        launch_ns=math.ceil(layers * passes * own_calls_ns(cluster, config, num_nodes)),
+        recompute_ns=math.ceil(layers * recompute),
+        kept_bytes=kept_bytes(model, shape, config, checkpoint),
+        live_bytes=live_bytes(model, shape, config),
+        comm_bytes=layers * (moved.forward * (2 if full else 1) + moved.backward),
+        source="analytic",
+    )
+
+
+def attention_rate(points: Sequence[AttentionPoint], length: int, *, backward: bool) -> float:
+    """FLOPs per nanosecond of the attention kernel at a length: linear in log2(length) between the table's points."""
+    values = [(math.log2(p.length), p.backward_tflops if backward else p.forward_tflops) for p in points]
+    if len(values) == 1:
+        return values[-1][1] * 1e3
+    position = math.log2(max(length, 1))
+    if position >= values[-1][0]:
+        return values[-1][1] * 1e3
+    index = next(i for i in range(1, len(values)) if position <= values[i][0])
+    (x0, y0), (x1, y1) = values[index - 1], values[index]
+    rate = y0 + (y1 - y0) * (position - x0) / (x1 - x0)
+    return max(rate, SLOWEST_ATTENTION * values[0][1]) * 1e3
+
+
+def _linear_ns(model: ModelSpec, cluster: Cluster, shard: int) -> tuple[float, float]:
+    """Forward and backward of a layer's GEMMs and elementwise passes on one shard; the text side is not split."""
+    compute = cluster.device.compute
+    flops_per_ns = compute.bf16_tflops * compute.gemm_fraction * 1e3
+    flops = shard * model.linear_flops_per_token() + model.text_flops()
+    gemm = flops / flops_per_ns
+    moved = shard * ELEMENTWISE_PASSES * model.geometry.hidden_dim * WIRE_BYTES
+    elementwise = moved / cluster.device.memory.bandwidth_gb_per_s
+    return gemm + elementwise, BACKWARD_GEMM * (gemm + elementwise)
+
+
+def _attention_ns(
+    model: ModelSpec, cluster: Cluster, shape: AttentionShape, config: ParallelConfig, shard: int
+) -> tuple[float, float]:
+    """Forward and backward of a layer's self-attention and cross-attention cores on the largest shard."""
+    points = cluster.device.attention.points
+    start, stop = query_range(shape.length, config, config.degree - 1)
+    heads = shape.num_heads // config.h
+    core = model.attention_flops(stop - start, shape.length, heads)
+    tile = min(stop - start, -(-shape.length // config.k))
+    cross = shard * model.cross_attention_flops_per_token()
+    forward = core / attention_rate(points, tile, backward=False)
+    forward += cross / attention_rate(points, model.text.tokens, backward=False)
+    backward = core / attention_rate(points, tile, backward=True)
+    backward += cross / attention_rate(points, model.text.tokens, backward=True)
+    return forward, BACKWARD_ATTENTION * backward
+
+
+def _exchange_ns(
+    cluster: Cluster,
+    shape: AttentionShape,
+    config: ParallelConfig,
+    num_nodes: int,
+    attention: tuple[float, float],
+) -> tuple[float, float]:
+    """Exposed forward and backward transfer of a layer.
+
+    Ring rounds after the first hide behind the round before, slow it down meanwhile, and add a merge.
+    """
+    if not config.is_split:
+        return 0.0, 0.0
+    first, last = (received_rows(shape, config, index) for index in (0, config.degree - 1))
+    row_bytes = shape.head_dim * WIRE_BYTES
+    in_node = config.degree // num_nodes
+    head_remote = remote_fraction(config.h, in_node)
+    kv_remote = remote_fraction(config.degree, in_node)
+    query = transfer_ns(cluster, "all_to_all", config.h, row_bytes * max(first.query, last.query), head_remote)
+    output = transfer_ns(cluster, "all_to_all", config.h, row_bytes * max(first.output, last.output), head_remote)
+    at_once: CollectiveOp = "all_gather" if config.q > 1 else "all_to_all"
+    rounds = _round_rows(first, last)
+    merged = shape.length // (config.q * config.k) * (shape.num_heads // config.h) * shape.head_dim
+
+    def key_rounds(first_width: int, later_width: int, merge_width: int, compute_ns: float) -> float:
+        group = config.degree if config.k == 1 else max(config.q * config.h, 2)
+        exposed = transfer_ns(cluster, at_once, group, shape.head_dim * first_width * rounds[0], kv_remote)
+        for rows in rounds[1:]:
+            moving = transfer_ns(cluster, "send_recv", config.degree, shape.head_dim * later_width * rows, kv_remote)
+            hidden = min(moving, compute_ns / config.k)
+            exposed += moving - hidden + OVERLAP_SLOWDOWN * hidden
+            exposed += merged * merge_width / cluster.device.memory.bandwidth_gb_per_s
+        return exposed
+
+    forward = query + output + key_rounds(WIRE_BYTES, WIRE_BYTES, MERGE_BYTES, attention[0])
+    ring_width = WIRE_BYTES + RING_GRADIENT_BYTES
+    backward = query + output + key_rounds(WIRE_BYTES, ring_width, GRADIENT_MERGE_BYTES, attention[1])
+    return forward, backward
+
+
+def _round_rows(first: ReceivedRows, last: ReceivedRows) -> list[int]:
+    return [max(a, b) for a, b in zip(first.kv_by_round, last.kv_by_round, strict=True)]
+
+
+def _assumptions(cluster: Cluster) -> tuple[str, ...]:
+    """What the formulas take for granted, with the origin of every constant."""
+    compute, link = cluster.device.compute, cluster.node_link
+    lines = [
+        f"GEMM at {compute.gemm_fraction:.2f} of {compute.bf16_tflops:g} TFLOP/s: {compute.source}",
+        f"attention throughput by length ({cluster.device.attention.kernel}): {cluster.device.attention.source}",
+        f"links in a node ({link.kind}, {link.origin}): {link.source}",
+        f"calls that are not packed: {cluster.host.source}",
+        f"{ELEMENTWISE_PASSES} elementwise passes a block (assumed, counted 20-30), backward twice the forward",
+        f"backward is {BACKWARD_GEMM:g}x forward for GEMMs, {BACKWARD_ATTENTION:g}x for attention",
+    ]
+    if cluster.network is not None:
+        lines.append(f"between nodes ({cluster.network.kind}, {cluster.network.origin}): {cluster.network.source}")
+    return tuple(lines)

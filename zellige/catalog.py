@@ -1,0 +1,77 @@
+"""Find what is bundled under ``catalogs/`` and load it by name, or load a file of the same form by path."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zellige.cluster import Cluster, Device
+from zellige.errors import FormatError, UnknownNameError
+from zellige.files import convert, decode_toml, read_text
+from zellige.model import ModelSpec
+from zellige.workload import Workload
+
+KINDS = ("models", "devices", "clusters", "workloads")
+
+
+def catalog_root() -> Path:
+    """The folder of the bundled catalogs: inside the installed package, or beside it in a checkout."""
+    packaged = Path(str(resources.files("zellige"))) / "catalogs"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / "catalogs"
+
+
+def names(kind: str) -> list[str]:
+    """The bundled names of a kind, sorted."""
+    return sorted(path.stem for path in (catalog_root() / kind).glob("*.toml"))
+
+
+def load_model(name: str) -> ModelSpec:
+    """A model by bundled name or by path of a TOML file."""
+    path = _locate("models", name)
+    return decode_toml(read_text(path), ModelSpec, path.name)
+
+
+def load_device(name: str) -> Device:
+    """A device by bundled name or by path of a TOML file."""
+    path = _locate("devices", name)
+    return decode_toml(read_text(path), Device, path.name)
+
+
+def load_cluster(name: str) -> Cluster:
+    """A cluster by bundled name or by path of a TOML file; its ``device`` is a name or path of its own."""
+    path = _locate("clusters", name)
+    text = read_text(path)
+    raw: dict[str, Any] = decode_toml(text, dict, path.name)
+    device = raw.get("device")
+    if not isinstance(device, str):
+        raise FormatError("device must name a device of the catalog", where=path.name)
+    raw["device"] = msgspec.to_builtins(load_device(device))
+    return convert(raw, Cluster, path.name)
+
+
+def load_workload(name: str) -> Workload:
+    """A workload by bundled name or by path of a TOML file."""
+    path = _locate("workloads", name)
+    return decode_toml(read_text(path), Workload, path.name)
+
+
+def is_workload(name: str) -> bool:
+    """Whether a batch argument is a bundled workload or a workload file, rather than a clip list."""
+    return name.endswith(".toml") or (catalog_root() / "workloads" / f"{name}.toml").is_file()
+
+
+def _locate(kind: str, name: str) -> Path:
+    if name.endswith(".toml"):
+        return Path(name)
+    known = names(kind)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        raise UnknownNameError(
+            f"there is no {kind.removesuffix('s')} {name!r}",
+            fix=(f"{close[0]} ? " if close else "") + f"known: {', '.join(known)}; or give a .toml file",
+        )
+    return catalog_root() / kind / f"{name}.toml"

@@ -1,0 +1,155 @@
+"""Read clip lists: JSONL and CSV with ``width,height,num_frames,fps`` (Open-Sora's columns), images and videos mixed.
+
+Further columns that are used: ``id`` (else v0, i1, ... by row), ``count`` (that many equal clips) and ``batch``
+(rows with one value form one batch; a file of many batches). Open-Sora's other columns are read past.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zellige.errors import DuplicateIdError, EmptyBatchError, FormatError, MissingSizesError
+from zellige.files import check_schema, parse_json, read_text
+from zellige.workload import MAX_SEQUENCES, Clip, parse_fps, repeat_clip
+
+CLIPS_SCHEMA = "zellige.clips/1"
+SIZE_COLUMNS = ("width", "height", "num_frames")
+KNOWN_COLUMNS = frozenset(
+    (*SIZE_COLUMNS, "fps", "id", "count", "batch", "path", "text", "aspect_ratio", "resolution", "relpath", "duration")
+)
+
+
+def read_clips(path: Path) -> tuple[dict[str, list[Clip]], tuple[str, ...]]:
+    """The clips of a file by batch name, in file order, and the columns that were read past.
+
+    Raises :class:`MissingSizesError` naming the rows without sizes, :class:`FormatError`, :class:`DuplicateIdError`.
+    """
+    text = read_text(path)
+    label = path.name
+    rows = _csv_rows(text, label) if path.suffix.lower() in {".csv", ".tsv"} else _jsonl_rows(text, label)
+    collected = list(rows)
+    if not collected:
+        raise EmptyBatchError(f"{label} holds no clips", fix="one JSON object a line, or a CSV with a header")
+    ignored = sorted({key for _, row in collected for key in row} - KNOWN_COLUMNS)
+    if ignored and path.suffix.lower() not in {".csv", ".tsv"}:
+        raise _unknown_key(ignored[0], collected, label)
+    _check_sizes(collected, label)
+    return _group(collected, path.stem, label), tuple(ignored)
+
+
+def _csv_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    delimiter = "\t" if label.lower().endswith(".tsv") else ","
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        columns = reader.fieldnames or []
+        if len(set(columns)) != len(columns):
+            raise FormatError("a column stands twice in the header", where=f"{label}:1", details=(", ".join(columns),))
+        for row in reader:
+            if None in row or None in row.values():
+                raise FormatError(
+                    "the row has another number of cells than the header", where=f"{label}:{reader.line_num}"
+                )
+            yield reader.line_num, {key: value for key, value in row.items() if value.strip()}
+    except csv.Error as error:
+        raise FormatError("this is not CSV", where=f"{label}:{reader.line_num}", details=(str(error),)) from None
+
+
+def _jsonl_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{label}:{number}"
+        row = parse_json(line, where)
+        if not isinstance(row, dict):
+            raise FormatError("a line must be one JSON object", where=where)
+        if "schema" in row and number == 1:
+            check_schema(row, CLIPS_SCHEMA, where)
+            if set(row) == {"schema"}:
+                continue
+            row = {key: value for key, value in row.items() if key != "schema"}
+        yield number, row
+
+
+def _unknown_key(key: str, rows: list[tuple[int, dict[str, Any]]], label: str) -> FormatError:
+    line = next(number for number, row in rows if key in row)
+    close = difflib.get_close_matches(key, sorted(KNOWN_COLUMNS), n=1)
+    fix = f"did you mean {close[0]!r}?" if close else f"the known keys are {', '.join(sorted(KNOWN_COLUMNS))}"
+    return FormatError(f"unknown key {key!r}", where=f"{label}:{line}", fix=fix)
+
+
+def _check_sizes(rows: list[tuple[int, dict[str, Any]]], label: str) -> None:
+    missing = [(number, [name for name in SIZE_COLUMNS if row.get(name) is None]) for number, row in rows]
+    bad = [(number, names) for number, names in missing if names]
+    if not bad:
+        return
+    shown = ", ".join(str(number) for number, _ in bad[:20]) + (" ..." if len(bad) > 20 else "")
+    names = sorted({name for _, absent in bad for name in absent}, key=SIZE_COLUMNS.index)
+    raise MissingSizesError(
+        f"{len(bad)} of {len(rows)} rows have no {', '.join(names)}",
+        where=f"{label}: lines {shown}",
+        fix="fill the columns once from the files' headers (ffprobe prints width, height, nb_frames)",
+    )
+
+
+def _group(rows: list[tuple[int, dict[str, Any]]], stem: str, label: str) -> dict[str, list[Clip]]:
+    batches: dict[str, list[Clip]] = {}
+    seen: dict[str, str] = {}
+    for position, (number, row) in enumerate(rows):
+        where = f"{label}:{number}"
+        count = _integer(row.get("count", 1), "count", where)
+        if not 1 <= count <= MAX_SEQUENCES - len(seen):
+            raise FormatError(f"count is {count}; a file holds 1 to {MAX_SEQUENCES:,} clips", where=where)
+        clips = batches.setdefault(_batch_name(row, stem, where), [])
+        for clip in repeat_clip(_clip(row, position, where), count):
+            if clip.id in seen:
+                raise DuplicateIdError(
+                    f"two clips have the id {clip.id!r}", where=where, details=(f"first in {seen[clip.id]}",)
+                )
+            seen[clip.id] = where
+            clips.append(clip)
+    return batches
+
+
+def _clip(row: dict[str, Any], position: int, where: str) -> Clip:
+    width, height, frames = (_integer(row[name], name, where) for name in SIZE_COLUMNS)
+    name = row.get("id")
+    if name is None:
+        name = f"{'v' if frames > 1 else 'i'}{position}"
+    if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
+        raise FormatError("id must be text", where=where)
+    fps = parse_fps(_fps_text(row, where), where)
+    return Clip(id=str(name), width=width, height=height, num_frames=frames, fps=fps, where=where)
+
+
+def _batch_name(row: dict[str, Any], stem: str, where: str) -> str:
+    name = row.get("batch", stem)
+    if isinstance(name, bool) or not isinstance(name, str | int):
+        raise FormatError("batch must be text or a number", where=where)
+    return str(name)
+
+
+def _fps_text(row: dict[str, Any], where: str) -> str:
+    value = row.get("fps", "")
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+        raise FormatError("fps must be a number", where=where)
+    return str(value)
+
+
+def _integer(value: Any, name: str, where: str) -> int:
+    """An integer; pandas writes integers of a column with gaps as ``161.0``."""
+    if isinstance(value, str):
+        try:
+            value = float(value) if len(value) <= 40 else math.nan
+        except ValueError:
+            raise FormatError(f"{name} {value!r} is not a number", where=where) from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise FormatError(f"{name} must be a number", where=where)
+    if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
+        raise FormatError(f"{name} is {value}, not a whole number", where=where)
+    return int(value)

@@ -1,0 +1,169 @@
+"""Read and write the nouns: TOML that people write, canonical JSON that programs write, and errors that name the spot.
+
+Files are data. Each starts with ``schema = "zellige.<kind>/<version>"``; a newer version is refused by name and an
+unknown key is an error with a suggestion. Writing goes to a temporary file that is renamed, so nothing is half-written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import os
+import re
+import tempfile
+import tomllib
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from zellige.errors import FileError, FormatError, SchemaVersionError
+
+T = TypeVar("T")
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
+Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
+
+
+def read_text(path: Path) -> str:
+    """The UTF-8 text of a file; :class:`FileError` says why it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise FileError(
+            f"there is no file {str(path)!r}", fix="check the path, or give a bundled workload's name"
+        ) from None
+    except IsADirectoryError:
+        raise FileError(f"{str(path)!r} is a directory", fix="name a file inside it") from None
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{str(path)!r} is not UTF-8 text", where=f"byte {error.start}") from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot read {str(path)!r}: {error}") from None
+
+
+def decode_toml(text: str, kind: type[T], where: str) -> T:
+    """Decode TOML into a noun; raises :class:`FormatError` or :class:`SchemaVersionError` naming ``where``."""
+    try:
+        raw = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FormatError("this is not TOML", where=where, details=(str(error),)) from None
+    return convert(raw, kind, where)
+
+
+def decode_json(text: str, kind: type[T], where: str) -> T:
+    """Decode JSON into a noun; raises :class:`FormatError` or :class:`SchemaVersionError` naming ``where``."""
+    return convert(parse_json(text, where), kind, where)
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Any JSON value; NaN and infinities are refused, as JSON does."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise FormatError("this is not JSON", where=where, details=(str(error),)) from None
+
+
+def convert(raw: Any, kind: type[T], where: str) -> T:
+    """Turn decoded data into a noun, checking its schema first."""
+    check_schema(raw, _expected_schema(kind), where)
+    try:
+        return msgspec.convert(raw, kind)
+    except (msgspec.ValidationError, ValueError, OverflowError) as error:
+        raise FormatError(str(error), where=where, fix=_suggestion(str(error), kind)) from None
+
+
+def check_schema(raw: Any, expected: str, where: str) -> None:
+    """Refuse data of another kind or of a newer version, by name."""
+    if not expected:
+        return
+    found = raw.get("schema") if isinstance(raw, dict) else None
+    if not isinstance(found, str):
+        raise FormatError(f'the file does not say what it is: no schema = "{expected}"', where=where)
+    if found == expected:
+        return
+    if found.split("/")[0] == expected.split("/")[0]:
+        raise SchemaVersionError(
+            f"this file is {found}; this version of Zellige reads {expected}",
+            where=where,
+            fix="upgrade Zellige, or export the file again",
+        )
+    raise SchemaVersionError(f"this file is {found}, where {expected} is needed", where=where)
+
+
+def canonical_json(value: Any) -> bytes:
+    """One byte string for equal values: keys sorted, no white space."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+def readable_json(value: Any) -> str:
+    """The same data for people: declared key order, two spaces."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+
+
+def digest(value: Any) -> str:
+    """``sha256:`` and the hash of the canonical JSON of a value."""
+    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step: to a temporary file beside it, then a rename."""
+    try:
+        with _replacing(path) as handle:
+            handle.write(text)
+    except OSError as error:
+        raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[typing.TextIO]:
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+            yield handle
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _expected_schema(kind: Any) -> str:
+    default = getattr(kind, "SCHEMA", "")
+    return default if isinstance(default, str) else ""
+
+
+def _suggestion(message: str, kind: Any) -> str:
+    match = _UNKNOWN.search(message)
+    if match is None:
+        return ""
+    known = sorted(_field_names(kind, set()))
+    close = difflib.get_close_matches(match["key"], known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"the known keys are {', '.join(known)}"
+
+
+def _field_names(kind: Any, seen: set[Any]) -> set[str]:
+    names: set[str] = set()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
+        seen.add(kind)
+        for field in msgspec.structs.fields(kind):
+            names.add(field.encode_name)
+            names |= _field_names(field.type, seen)
+    elif isinstance(kind, types.UnionType) or typing.get_args(kind):
+        for argument in typing.get_args(kind):
+            names |= _field_names(argument, seen)
+    return names

@@ -1,0 +1,66 @@
+"""The policies by name, each with the engine that its authors have."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from zellige.errors import UnknownNameError
+from zellige.placement import Engine, Plan, Problem, plan_digest
+from zellige.plan.baselines import plan_dp, plan_static, plan_usp
+from zellige.plan.knapformer import plan_knapformer, plan_knapformer_oracle
+from zellige.plan.two_stage import plan_zellige_paper
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """A planner, the engine it is priced under unless told otherwise, and a line on what it does."""
+
+    plan: Callable[[Problem], Plan]
+    engine: Engine
+    summary: str
+    moldable: bool = False
+
+
+POLICIES: dict[str, Policy] = {
+    "dp": Policy(plan_dp, "per_sequence", "every sequence whole, longest first to the least loaded rank"),
+    "usp": Policy(plan_usp, "per_sequence", "every sequence on all ranks, Ulysses x ring, one by one"),
+    "static": Policy(plan_static, "per_sequence", "the best group size and split for the batch, sequences one by one"),
+    "static-coalesced": Policy(plan_static, "coalesced", "the best group size and split, under the coalesced engine"),
+    "knapformer": Policy(plan_knapformer, "group", "fixed disjoint bags, packed Ulysses in each (the set-up's bags)"),
+    "knapformer-oracle": Policy(plan_knapformer_oracle, "group", "the best bags for this very batch"),
+    "zellige-paper": Policy(
+        plan_zellige_paper, "group", "catalog cut, anchors by CP-SAT, greedy fillers, with the paper's engine", True
+    ),
+    "zellige-paper-coalesced": Policy(
+        plan_zellige_paper, "coalesced", "the same planner, priced under the coalesced engine", True
+    ),
+}
+
+
+def plan_batch(problem: Problem, policy: str, engine: Engine | None = None) -> Plan:
+    """Plan a batch by a policy's name, under the policy's own engine unless one is given; records the planning time."""
+    entry = find_policy(policy)
+    engine = engine or entry.engine
+    posed = problem if problem.engine == engine else dataclasses.replace(problem, engine=engine)
+    _ = posed.options
+    started = time.perf_counter_ns()
+    plan = entry.plan(posed)
+    elapsed = time.perf_counter_ns() - started
+    named = msgspec.structs.replace(
+        plan, policy=policy, solver=msgspec.structs.replace(plan.solver, planning_ns=elapsed)
+    )
+    return msgspec.structs.replace(named, digest=plan_digest(named))
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of a name; raises :class:`UnknownNameError`."""
+    if name in POLICIES:
+        return POLICIES[name]
+    close = difflib.get_close_matches(name, POLICIES, n=1)
+    raise UnknownNameError(
+        f"there is no policy {name!r}", fix=(f"{close[0]} ? " if close else "") + f"known: {', '.join(POLICIES)}"
+    )

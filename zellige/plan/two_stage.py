@@ -1,0 +1,52 @@
+"""The two-stage planner of arXiv 2608.01150: catalog cut, anchor placement, filler packing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from zellige.placement import Placement, Plan, Problem, Solver, make_plan, require_placeable
+from zellige.plan.anchors import AnchorGroup, candidate_options, place_anchors
+from zellige.plan.bounds import best_bound
+from zellige.plan.cut import catalog_cut
+from zellige.plan.fillers import RankLoads, pack_fillers
+
+
+def plan_zellige_paper(problem: Problem) -> Plan:
+    """Anchors by CP-SAT with exact compact formulation, fillers greedily. Fillers stay whole.
+
+    Raises :class:`InfeasibleError` and its kinds when memory allows no such plan.
+    """
+    require_placeable(problem)
+    anchors = anchor_buckets(problem)
+    loads = RankLoads(problem.cluster.num_ranks)
+    waiting = defaultdict(list)
+    for sequence in problem.batch.sequences:
+        if sequence.bucket.name in anchors:
+            waiting[sequence.bucket.name].append(sequence.id)
+    placements: list[Placement] = []
+    status = "heuristic"
+    if waiting:
+        groups = [
+            AnchorGroup(name, len(ids), candidate_options(problem, name)) for name, ids in sorted(waiting.items())
+        ]
+        assignments, status = place_anchors(problem, groups)
+        taken: dict[str, int] = defaultdict(int)
+        for chosen in assignments:
+            name = waiting[chosen.bucket][taken[chosen.bucket]]
+            taken[chosen.bucket] += 1
+            option = chosen.option
+            loads.add(chosen.ranks, option.time_ns, option.kept_bytes, option.live_bytes)
+            placements.append(Placement(sequence=name, bucket=chosen.bucket, config=option.config, ranks=chosen.ranks))
+    fillers = [sequence for sequence in problem.batch.sequences if sequence.bucket.name not in anchors]
+    placements += pack_fillers(problem, fillers, loads)
+    solver = Solver(name="cp-sat + greedy", status=status)
+    note = f"anchors: {', '.join(sorted(waiting)) or 'none'}"
+    return make_plan(problem, "zellige-paper", placements, bound=best_bound(problem), solver=solver, notes=(note,))
+
+
+def anchor_buckets(problem: Problem) -> set[str]:
+    """Names of the buckets above the catalog cut, and of those that fit on no rank whole."""
+    buckets = sorted(problem.batch.buckets, key=lambda bucket: problem.whole(bucket).time_ns)
+    cut = catalog_cut([problem.whole(bucket).time_ns for bucket in buckets])
+    above = {bucket.name for bucket in buckets[cut.k :]}
+    return above | {bucket.name for bucket in buckets if not problem.fits_alone(problem.whole(bucket))}

@@ -1,0 +1,169 @@
+"""Price components of a bucket under a split on a cluster, and tables of them.
+
+Components are free of engines: what a sequence's linear work, attention and exchanges take on each participating rank
+over a whole step, and what its calls cost where nothing is packed (``launch_ns``). An engine turns them into prices
+(:mod:`zellige.placement`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from zellige.cluster import Cluster
+from zellige.errors import FormatError, ModelMismatchError
+from zellige.files import NonNegativeInt, PositiveInt
+from zellige.memory import Checkpoint
+from zellige.model import ModelSpec
+from zellige.shards import AttentionShape, ParallelConfig, legal_heads
+from zellige.workload import Bucket
+
+PriceSource = Literal["measured", "fitted", "analytic"]
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Components of one (bucket, configuration, footprint), per participating rank and step.
+
+    ``linear_ns``, ``attention_ns`` and ``exchange_ns`` (exposed) are forward and backward; ``recompute_ns`` is the same
+    three once more where the checkpointing mode recomputes them; ``launch_ns`` is latency and host time of all calls of
+    the sequence when nothing is packed. ``kept_bytes`` add up over a rank's sequences, ``live_bytes`` is what the layer
+    being run needs. ``comm_bytes`` is what all ranks together receive.
+    """
+
+    linear_ns: NonNegativeInt
+    attention_ns: NonNegativeInt
+    exchange_ns: NonNegativeInt
+    launch_ns: NonNegativeInt
+    recompute_ns: NonNegativeInt
+    kept_bytes: NonNegativeInt
+    live_bytes: NonNegativeInt
+    comm_bytes: NonNegativeInt
+    source: PriceSource
+
+    @property
+    def packed_ns(self) -> int:
+        """Time on each rank where calls are shared with other sequences."""
+        return self.linear_ns + self.attention_ns + self.exchange_ns + self.recompute_ns
+
+    @property
+    def time_ns(self) -> int:
+        """Time on each rank where the sequence's calls are its own."""
+        return self.packed_ns + self.launch_ns
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a rank needs to hold and run this sequence alone."""
+        return self.kept_bytes + self.live_bytes
+
+
+class PriceRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A price and what it is for; ``num_nodes`` is the footprint."""
+
+    bucket: str
+    num_tokens: PositiveInt
+    config: ParallelConfig
+    num_nodes: PositiveInt
+    price: Price
+
+
+class PriceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a table is valid for, and what it assumes."""
+
+    kind: Literal["components", "end_to_end"]
+    model: str
+    cluster: str
+    device: str
+    dtype: Literal["bf16"]
+    checkpoint: Checkpoint
+    assumptions: tuple[str, ...]
+
+
+class PriceTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prices of buckets under configurations on footprints."""
+
+    SCHEMA: ClassVar[str] = "zellige.prices/1"
+
+    schema: str = "zellige.prices/1"
+    header: PriceHeader
+    rows: tuple[PriceRow, ...]
+
+    def __post_init__(self) -> None:
+        keys = {(row.bucket, row.config, row.num_nodes) for row in self.rows}
+        if len(keys) != len(self.rows):
+            raise ValueError("a bucket, configuration and footprint stands twice")
+
+    def by_bucket(self) -> dict[str, dict[tuple[ParallelConfig, int], Price]]:
+        """Prices by bucket name, then by (configuration, footprint)."""
+        table: dict[str, dict[tuple[ParallelConfig, int], Price]] = {}
+        for row in self.rows:
+            table.setdefault(row.bucket, {})[row.config, row.num_nodes] = row.price
+        return table
+
+    @property
+    def sources(self) -> tuple[PriceSource, ...]:
+        """The kinds of origin in the table, sorted."""
+        return tuple(sorted({row.price.source for row in self.rows}))
+
+
+def attention_shape(model: ModelSpec, length: int) -> AttentionShape:
+    """The self-attention of a sequence of ``length`` tokens."""
+    geometry = model.geometry
+    return AttentionShape(length, geometry.num_heads, geometry.num_kv_heads, geometry.head_dim)
+
+
+def legal_configs(model: ModelSpec, cluster: Cluster, max_degree: int | None = None) -> tuple[ParallelConfig, ...]:
+    """The configurations that a table holds, sorted by degree.
+
+    h as :func:`legal_heads` says; q and k any up to 16 ranks, and powers of two beyond (where odd factors only multiply
+    the table).
+    """
+    limit = min(cluster.num_ranks, max_degree or cluster.num_ranks)
+    geometry = model.geometry
+    configs = []
+    for h in legal_heads(geometry.num_heads, geometry.num_kv_heads, limit):
+        for q in range(1, limit // h + 1):
+            for k in range(1, limit // (h * q) + 1):
+                small = q * h * k <= 16
+                if small or (q & (q - 1) == 0 and k & (k - 1) == 0):
+                    configs.append(ParallelConfig(q, h, k))
+    return tuple(sorted(configs, key=lambda config: (config.degree, config)))
+
+
+def footprints(cluster: Cluster, degree: int) -> tuple[int, ...]:
+    """The numbers of nodes over which ``degree`` ranks are spread evenly: divisors of the degree, by powers of two."""
+    spans = []
+    nodes = 1
+    while nodes <= min(cluster.num_nodes, degree):
+        if degree % nodes == 0 and degree // nodes <= cluster.ranks_per_node:
+            spans.append(nodes)
+        nodes *= 2
+    smallest = cluster.smallest_footprint(degree)
+    return tuple(spans) or (smallest,)
+
+
+def check_table(table: PriceTable, model: str, cluster: str, checkpoint: str, where: str) -> None:
+    """Refuse a table that was made for something else, by name."""
+    header = table.header
+    for label, found, wanted in (
+        ("model", header.model, model),
+        ("cluster", header.cluster, cluster),
+        ("checkpointing mode", header.checkpoint, checkpoint),
+    ):
+        if found != wanted:
+            raise ModelMismatchError(f"this price table is for {label} {found!r}, not {wanted!r}", where=where)
+    if header.kind != "components":
+        raise ModelMismatchError(
+            "an end_to_end table cannot price policies under different engines",
+            where=where,
+            fix="use a components table",
+        )
+
+
+def missing_bucket(bucket: Bucket, where: str) -> FormatError:
+    """The error for a bucket that a table does not price."""
+    return FormatError(
+        f"the price table has no row for bucket {bucket.name}",
+        where=where,
+        fix="leave --prices out for analytic prices",
+    )
