@@ -130,7 +130,7 @@ def channel_sizes(shape: AttentionShape, config: ParallelConfig) -> dict[Channel
             if rows := kv_rows(shape, config, owner, worker, t):
                 sizes[Channel("K", "forward", t, owner, worker)] = rows
                 sizes[Channel("V", "forward", t, owner, worker)] = rows
-                if config.k > 1:
+                if t > 0:
                     sizes[Channel("K", "backward", t, owner, worker)] = rows
                     sizes[Channel("V", "backward", t, owner, worker)] = rows
                 sizes[Channel("dK", "backward", t, worker, owner)] = rows
@@ -199,7 +199,8 @@ def test_closed_formulas_where_the_split_divides_everything(num_heads: int, num_
             assert rows.query * head_dim == query == rows.output * head_dim, (shape, config, index)
             assert rows.kv * head_dim == kv == rows.kv_gradient * head_dim, (shape, config, index)
         forward = 2 * query + 2 * kv + 2 * query
-        backward = 2 * query + 2 * query + (4 * kv + 2 * kv if k > 1 else 2 * kv)
+        later = 2 * length * max(Fraction(num_kv_heads, h), Fraction(1)) * head_dim * (1 - Fraction(1, k))
+        backward = 2 * query + 2 * query + 2 * (kv - later) + 4 * later + 2 * later
         received = {received_bytes(shape, config, index) for index in indexes}
         assert received == {LayerBytes(int(forward), int(backward))}, (shape, config)
         checked += 1
@@ -224,8 +225,8 @@ def test_worked_example_with_heads_and_ring() -> None:
     # Q: 2 tokens of the neighbour, 2 heads. K and V: 2 rows of the neighbour, then 4 of the other block.
     assert [received_rows(shape, config, n).query for n in range(4)] == [4] * 4
     assert [received_rows(shape, config, n).kv_by_round for n in range(4)] == [(4, 8)] * 4
-    # Forward (4 + 12 + 4) rows of 20 bytes; backward dO, dQ, K and V again, and 12 gradient rows of 40 bytes.
-    assert received_bytes(shape, config, 1) == LayerBytes(forward=400, backward=400 + 480)
+    # Forward (4 + 12 + 4) rows of 20 bytes; backward dO, dQ, 8 of K and V again, 4 and 8 gradient rows of 20 and 40.
+    assert received_bytes(shape, config, 1) == LayerBytes(forward=400, backward=320 + 80 + 320)
 
 
 def test_whole_sequences_move_nothing() -> None:

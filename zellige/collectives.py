@@ -1,6 +1,6 @@
 """What an exchange costs on a cluster: fitted alpha-beta models inside a node, NIC shares between nodes.
 
-time = latency + max(bytes from the node / bus bandwidth, bytes from other nodes / the rank's NIC share), where bytes are
+time = latency + max(bytes from the node / bus bandwidth, bytes from other nodes / the NIC share), where bytes are
 those that the busiest rank receives. Inside a node the fits are of nccl-tests ``busbw`` (bytes received over time), by
 operation and number of ranks. Between nodes every rank has its fair share of its node's NICs, as in SimAI's calbusbw.
 """

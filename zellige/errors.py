@@ -105,6 +105,37 @@ class BagSpecError(UsageError):
     code = "ZL205"
 
 
+class ProgramError(ZelligeError):
+    """A program that contradicts itself: work, order or ownership that does not add up."""
+
+    code = "ZL300"
+    exit_code = 3
+
+
+class CyclicWaitError(ProgramError):
+    """Ranks that would wait for one another for ever."""
+
+    code = "ZL301"
+
+
+class ExchangeOrderError(ProgramError):
+    """Ranks that issue exchanges in different orders or numbers."""
+
+    code = "ZL302"
+
+
+class ConservationError(ProgramError):
+    """Tokens, heads, keys or rows that are lost, repeated, or not those of the row count."""
+
+    code = "ZL303"
+
+
+class ResidentMemoryError(ProgramError):
+    """A rank that would hold more than it has room for."""
+
+    code = "ZL304"
+
+
 class FileError(ZelligeError):
     """A file that cannot be opened: missing, a directory, no permission, not text."""
 
@@ -137,9 +168,16 @@ class DuplicateIdError(FileError):
 
 
 class EmptyBatchError(FileError):
-    """A clip list without any clip, or of which every clip was dropped."""
+    """A clip list without any clip."""
 
     code = "ZL405"
+
+
+class AllDroppedError(ZelligeError):
+    """A batch of which no clip is left after bucket assignment."""
+
+    code = "ZL407"
+    exit_code = 1
 
 
 class InvalidPlanError(FileError):
@@ -160,6 +198,50 @@ class MissingExtraError(ZelligeError):
 
     code = "ZL600"
     exit_code = 6
+
+
+class KernelError(MissingExtraError):
+    """An attention kernel that cannot do what a program asks of it."""
+
+    code = "ZL610"
+
+
+class TooFewRanksError(MissingExtraError):
+    """A program for more ranks than there are."""
+
+    code = "ZL611"
+
+
+class PreflightError(MissingExtraError):
+    """Ranks that do not hold the same plan, program or versions."""
+
+    code = "ZL612"
+
+
+class MissingRankError(MissingExtraError):
+    """Ranks that never came to the start, or to an exchange, in time."""
+
+    code = "ZL613"
+
+
+class LostRankError(MissingExtraError):
+    """A rank whose process ended while others still worked with it."""
+
+    code = "ZL614"
+
+
+class BusyEngineError(MissingExtraError):
+    """An engine called again while a call of it still runs."""
+
+    code = "ZL615"
+    exit_code = 70
+
+
+class WireBytesError(MissingExtraError):
+    """Bytes sent or received that are not the program's."""
+
+    code = "ZL616"
+    exit_code = 70
 
 
 class InternalError(ZelligeError):

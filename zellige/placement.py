@@ -50,10 +50,14 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What baselines are told: USP's configuration and KnapFormer's bags; empty means the policy's own rule."""
+    """What baselines are told: USP's configuration, KnapFormer's fixed bags, and its best bags over a run of batches.
+
+    Empty means the policy's own rule.
+    """
 
     usp: str = ""
     knapformer: str = ""
+    knapformer_run: str = ""
 
 
 NO_SETUP = Setup()

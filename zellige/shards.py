@@ -31,7 +31,7 @@ WIRE_BYTES = 2
 RING_GRADIENT_BYTES = 4
 """Bytes an element of dK and dV of later ring rounds (fp32, as yunchang's ring accumulates them)."""
 
-_CONFIG = re.compile(r"(?:q(?P<q>[1-9]\d{0,5}))?(?:h(?P<h>[1-9]\d{0,5}))?(?:k(?P<k>[1-9]\d{0,5}))?")
+_CONFIG = re.compile(r"(?:q(?P<q>[1-9]\d{0,5}))?(?:h(?P<h>[1-9]\d{0,5}))?(?:k(?P<k>[1-9]\d{0,5}))?", re.ASCII)
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
@@ -143,6 +143,12 @@ def key_ranges(length: int, config: ParallelConfig, index: int, ring_round: int)
     return ranges
 
 
+def _has_queries(length: int, config: ParallelConfig, index: int) -> bool:
+    """Whether the query block of position ``index`` has any token; without one it needs no keys."""
+    start, stop = query_range(length, config, index)
+    return start < stop
+
+
 def query_rows(shape: AttentionShape, config: ParallelConfig, source: int, destination: int) -> int:
     """Q rows that ``source`` sends to ``destination`` in a forward pass.
 
@@ -163,6 +169,8 @@ def kv_rows(shape: AttentionShape, config: ParallelConfig, source: int, destinat
     ring_source = coordinates(config, source)[1]
     ring_destination = coordinates(config, destination)[1]
     if source == destination or ring_source != (ring_destination + ring_round) % config.k:
+        return 0
+    if not _has_queries(shape.length, config, destination):
         return 0
     start, stop = owned_range(shape.length, config, source)
     first, last = kv_head_range(shape, config, destination)
@@ -195,10 +203,16 @@ def received_rows(shape: AttentionShape, config: ParallelConfig, index: int) -> 
     query_start, query_stop = query_range(shape.length, config, index)
     first, last = head_range(shape, config, index)
     kv_first, kv_last = kv_head_range(shape, config, index)
+    kv_heads = kv_last - kv_first if query_start < query_stop else 0
+    _, ring, _ = coordinates(config, index)
     by_round = []
+    blocks_by_round = []
     for ring_round in range(config.k):
+        # Blocks that take this position's keys in this round sit ring_round behind it in the ring.
+        blocks = [(i * config.k + (ring - ring_round) % config.k) * config.h for i in range(config.q)]
+        blocks_by_round.append(sum(_has_queries(shape.length, config, block) for block in blocks))
         keys = sum(stop - start for start, stop in key_ranges(shape.length, config, index, ring_round))
-        by_round.append(2 * (keys - (own if ring_round == 0 else 0)) * (kv_last - kv_first))
+        by_round.append(2 * (keys - (own if ring_round == 0 else 0)) * kv_heads)
     kv_heads_of_blocks = sum(
         stop - start for start, stop in (kv_head_range(shape, config, block) for block in range(config.h))
     )
@@ -207,8 +221,8 @@ def received_rows(shape: AttentionShape, config: ParallelConfig, index: int) -> 
         kv_by_round=tuple(by_round),
         output=own * (shape.num_heads - (last - first)),
         kv_gradient_by_round=tuple(
-            2 * own * (config.q * kv_heads_of_blocks - (kv_last - kv_first if ring_round == 0 else 0))
-            for ring_round in range(config.k)
+            2 * own * (blocks * kv_heads_of_blocks - (kv_heads if ring_round == 0 else 0))
+            for ring_round, blocks in enumerate(blocks_by_round)
         ),
     )
 

@@ -22,8 +22,8 @@ MAX_TOKENS = 2**27
 
 MAX_SEQUENCES = 1_000_000
 
-_SHAPE = re.compile(r"(\d{1,12})x(\d{1,12})(?:x(\d{1,12}))?")
-_FPS = re.compile(r"\d{1,9}(?:\.\d{1,9})?(?:/\d{1,9})?")
+_SHAPE = re.compile(r"(\d{1,12})x(\d{1,12})(?:x(\d{1,12}))?", re.ASCII)
+_FPS = re.compile(r"\d{1,9}(?:\.\d{1,9})?(?:/\d{1,9})?", re.ASCII)
 
 
 class Clip(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +207,7 @@ def parse_patterns(items: Iterable[str]) -> tuple[BucketPattern, ...]:
     patterns = []
     for item in items:
         text = item.strip()
-        if text.isdecimal() and len(text) <= 8 and int(text) > 0:
+        if text.isascii() and text.isdecimal() and len(text) <= 8 and int(text) > 0:
             patterns.append(BucketPattern(num_frames=int(text)))
             continue
         width, height, frames = parse_shape(text)

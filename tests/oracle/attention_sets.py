@@ -96,7 +96,7 @@ class AttentionSets:
                 for owner, rows in self._by_other_owner(worker, key_rows).items():
                     moved[Channel("K", "forward", ring_round, owner, worker)] = rows
                     moved[Channel("V", "forward", ring_round, owner, worker)] = rows
-                    if self.k > 1:  # a ring drops each round's K and V; without one they are kept for the backward
+                    if ring_round > 0:  # a ring drops the K and V of later rounds; those of the first are kept
                         moved[Channel("K", "backward", ring_round, owner, worker)] = rows
                         moved[Channel("V", "backward", ring_round, owner, worker)] = rows
                     moved[Channel("dK", "backward", ring_round, worker, owner)] = rows
@@ -109,5 +109,5 @@ class AttentionSets:
         return moved
 
     def row_width(self, channel: Channel) -> int:
-        """Bytes an element on the wire: 2 (bf16), but 4 (fp32) for K/V gradients that a ring accumulates."""
-        return 4 if self.k > 1 and channel.tensor in ("dK", "dV") else 2
+        """Bytes an element on the wire: 2 (bf16), but 4 (fp32) for K/V gradients of later ring rounds."""
+        return 4 if channel.ring_round > 0 and channel.tensor in ("dK", "dV") else 2

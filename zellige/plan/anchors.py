@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from ortools.sat.python import cp_model
 
 from zellige.errors import InfeasibleError, TimeLimitError
 from zellige.placement import Option, Problem
 from zellige.units import ceil_div
-
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
 
 EPSILON = 1e-3
 """Slack on the makespan in the second solve."""
@@ -99,8 +97,6 @@ def place_anchors(problem: Problem, groups: Sequence[AnchorGroup]) -> tuple[list
 
 
 def _two_solves(problem: Problem, groups: Sequence[AnchorGroup], *, with_memory: bool) -> tuple[list[Assignment], str]:
-    from ortools.sat.python import cp_model
-
     unit = _time_unit(problem, groups)
     model = cp_model.CpModel()
     choices = _choices(model, problem, groups)
@@ -184,8 +180,6 @@ def _spread_over_ranks(model: cp_model.CpModel, choice: _Choice, count: int) -> 
 
 
 def _rank_loads(choices: Sequence[_Choice], num_ranks: int, unit: int) -> list[cp_model.LinearExprT]:
-    from ortools.sat.python import cp_model
-
     terms: list[list[cp_model.LinearExprT]] = [[] for _ in range(num_ranks)]
     for choice in choices:
         price = ceil_div(choice.option.time_ns, unit)
@@ -212,8 +206,6 @@ def _limit_memory(model: cp_model.CpModel, problem: Problem, choices: Sequence[_
 
 
 def _solve(model: cp_model.CpModel) -> tuple[cp_model.CpSolver, object]:
-    from ortools.sat.python import cp_model
-
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0

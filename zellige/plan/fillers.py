@@ -52,13 +52,13 @@ def pack_fillers(problem: Problem, fillers: Sequence[Clip], loads: RankLoads) ->
             if best is None or score > best:
                 best, chosen = score, rank
         if chosen < 0:
-            raise _no_room(problem, sequence, -most_room)
+            raise _no_room(sequence, -most_room)
         loads.add((chosen,), option.time_ns, option.kept_bytes, option.live_bytes)
         placements.append(Placement(sequence=sequence.id, bucket=sequence.bucket.name, config=WHOLE, ranks=(chosen,)))
     return placements
 
 
-def _no_room(problem: Problem, sequence: Clip, missing: int) -> NoRoomError:
+def _no_room(sequence: Clip, missing: int) -> NoRoomError:
     return NoRoomError(
         f"no rank has room for {sequence.id}",
         where=f"{sequence.bucket.name}: {sequence.bucket.num_tokens:,} tokens, whole",

@@ -8,46 +8,66 @@ from functools import cache
 import numpy as np
 
 from zellige.errors import BagSpecError
-from zellige.placement import Placement, Plan, Problem, Solver, make_plan
+from zellige.placement import Placement, Plan, Problem, Solver, make_plan, rank_costs
 from zellige.plan.bags import BagSpec, assign_to_bags, check_bag_spec, format_bag_spec, parse_bag_spec
 from zellige.plan.bounds import best_bound
 from zellige.shards import ParallelConfig, legal_heads
 
 
 def plan_knapformer(problem: Problem) -> Plan:
-    """The set-up's bag specification, or where there is none the best one for this batch."""
+    """The set-up's fixed bag specification; where there is none, as :func:`plan_knapformer_best`."""
     if not problem.setup.knapformer:
-        return plan_knapformer_oracle(problem)
+        return plan_knapformer_best(problem)
     return plan_with_spec(problem, parse_bag_spec(problem.setup.knapformer), "knapformer")
+
+
+def plan_knapformer_best(problem: Problem) -> Plan:
+    """The best one specification over a run of batches (of this batch alone, where the set-up names none)."""
+    spec = problem.setup.knapformer_run or best_spec([problem])
+    return plan_with_spec(problem, parse_bag_spec(spec), "knapformer-best")
 
 
 def plan_knapformer_oracle(problem: Problem) -> Plan:
     """The best specification for this batch, chosen by its priced step: a bound on what fixed bags can do."""
-    specs = list(bag_specs(problem))
-    plans = [plan_with_spec(problem, spec, "knapformer-oracle") for spec in specs]
-    return min(plans, key=lambda plan: (not plan.fits, plan.makespan_ns))
+    gamma = fitted_gamma(problem)
+
+    def cost(spec: tuple[BagSpec, ...]) -> tuple[bool, int]:
+        costs = rank_costs(problem, _place(problem, spec, gamma))
+        return max(costs.memory_bytes) > problem.memory.usable_bytes, max(costs.times_ns)
+
+    return plan_with_spec(problem, min(bag_specs(problem), key=cost), "knapformer-oracle")
 
 
 def best_spec(problems: Sequence[Problem]) -> str:
     """The one specification with the least total step time over a run of batches, those that always fit first."""
+    gammas = [fitted_gamma(problem) for problem in problems]
     totals = []
     for spec in bag_specs(problems[0]):
-        plans = [plan_with_spec(problem, spec, "knapformer") for problem in problems]
-        totals.append(
-            (not all(plan.fits for plan in plans), sum(plan.makespan_ns for plan in plans), format_bag_spec(spec))
-        )
+        costs = [rank_costs(p, _place(p, spec, gamma)) for p, gamma in zip(problems, gammas, strict=True)]
+        over = any(max(c.memory_bytes) > p.memory.usable_bytes for c, p in zip(costs, problems, strict=True))
+        totals.append((over, sum(max(c.times_ns) for c in costs), format_bag_spec(spec)))
     return min(totals)[2]
 
 
 def plan_with_spec(problem: Problem, spec: tuple[BagSpec, ...], name: str) -> Plan:
     """Route by estimated work; each bag splits its sequences by heads over all of its ranks."""
-    geometry = problem.model.geometry
-    check_bag_spec(spec, problem.cluster.num_ranks, geometry.num_heads)
+    check_bag_spec(spec, problem.cluster.num_ranks, problem.model.geometry.num_heads)
+    return make_plan(
+        problem,
+        name,
+        _place(problem, spec, fitted_gamma(problem)),
+        bound=best_bound(problem),
+        solver=Solver(name="knapsack", status="heuristic"),
+        notes=(f"bags {format_bag_spec(spec)}",),
+    )
+
+
+def _place(problem: Problem, spec: tuple[BagSpec, ...], gamma: float) -> list[Placement]:
     assignment = assign_to_bags(
         [sequence.bucket.num_tokens for sequence in problem.batch.sequences],
         spec,
-        hidden_dim=geometry.hidden_dim,
-        gamma=fitted_gamma(problem),
+        hidden_dim=problem.model.geometry.hidden_dim,
+        gamma=gamma,
         num_ranks=problem.cluster.num_ranks,
         allow_empty=True,
     )
@@ -56,14 +76,7 @@ def plan_with_spec(problem: Problem, spec: tuple[BagSpec, ...], name: str) -> Pl
         ranks = tuple(assignment.bag_ranks[bag])
         config = ParallelConfig(h=len(ranks))
         placements.append(Placement(sequence=sequence.id, bucket=sequence.bucket.name, config=config, ranks=ranks))
-    return make_plan(
-        problem,
-        name,
-        placements,
-        bound=best_bound(problem),
-        solver=Solver(name="knapsack", status="heuristic"),
-        notes=(f"bags {format_bag_spec(spec)}",),
-    )
+    return placements
 
 
 def fitted_gamma(problem: Problem) -> float:

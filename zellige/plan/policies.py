@@ -12,7 +12,7 @@ import msgspec
 from zellige.errors import UnknownNameError
 from zellige.placement import Engine, Plan, Problem, plan_digest
 from zellige.plan.baselines import plan_dp, plan_static, plan_usp
-from zellige.plan.knapformer import plan_knapformer, plan_knapformer_oracle
+from zellige.plan.knapformer import plan_knapformer, plan_knapformer_best, plan_knapformer_oracle
 from zellige.plan.two_stage import plan_zellige_paper
 
 
@@ -31,6 +31,7 @@ POLICIES: dict[str, Policy] = {
     "static": Policy(plan_static, "per_sequence", "the best group size and split for the batch, sequences one by one"),
     "static-coalesced": Policy(plan_static, "coalesced", "the best group size and split, under the coalesced engine"),
     "knapformer": Policy(plan_knapformer, "group", "fixed disjoint bags, packed Ulysses in each (the set-up's bags)"),
+    "knapformer-best": Policy(plan_knapformer_best, "group", "the best bags, the same for all batches of the run"),
     "knapformer-oracle": Policy(plan_knapformer_oracle, "group", "the best bags for this very batch"),
     "zellige-paper": Policy(
         plan_zellige_paper, "group", "catalog cut, anchors by CP-SAT, greedy fillers, with the paper's engine", True

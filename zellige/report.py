@@ -1,0 +1,165 @@
+"""Tables for people: rich renderables and lines of text, nothing computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from zellige.compare import Comparison, Row
+from zellige.inspection import Inspection
+from zellige.placement import Plan
+from zellige.units import format_bytes, format_percent, format_time
+from zellige.workload import Drop
+
+SHOWN_DROPS = 20
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One row a policy, the best in bold; step times are means over batches where there are several."""
+    table = _table("policy", "step", "vs best", "max/ mean", "comm/ usp", "split", "memory", "plan", "gap")
+    for row in comparison.rows:
+        table.add_row(*_cells(row), style="bold" if row.ratio_to_best == 1.0 else "")
+    return table
+
+
+def spread_table(comparison: Comparison) -> Table:
+    """Over many batches: mean and standard deviation of the step, and how often each policy is the best that fits."""
+    table = _table("policy", "mean step", "std dev", "best in")
+    for row in comparison.rows:
+        if row.step_time_ns is not None:
+            spread = format_time(row.step_time_stdev_ns)
+            table.add_row(row.policy, format_time(row.step_time_ns), spread, f"{100 * row.win_rate:.0f} %")
+    return table
+
+
+def _table(first: str, *numbers: str) -> Table:
+    """A table that fits 80 columns: headers wrap, cells do not."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for title in numbers:
+        table.add_column(title, justify="right", min_width=max(map(len, title.split())))
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    if row.step_time_ns is None:
+        return [row.policy, "-", "-", "-", "-", "-", "no plan", "-", "-"]
+    return [
+        row.policy,
+        _tight(format_time(row.step_time_ns)),
+        f"{row.ratio_to_best:.3f}" if row.ratio_to_best else "-",
+        f"{row.max_over_mean:.2f}",
+        "-" if row.comm_relative_to_usp is None else f"{row.comm_relative_to_usp:.2f}",
+        f"{row.num_split}",
+        _memory_cell(row),
+        f"{(row.planning_ns or 0) / 1e6:,.0f}ms",
+        _gap_cell(row.gap or 0.0),
+    ]
+
+
+def _memory_cell(row: Row) -> str:
+    if row.fits:
+        return _tight(format_bytes(row.peak_memory_bytes or 0))
+    return f"OOM+{row.memory_over_bytes / 1e9:.1f}GB"
+
+
+def _gap_cell(gap: float) -> str:
+    return f"{100 * gap:.2f}%" if gap < 0.1 else f"{100 * gap:.0f}%"
+
+
+def _tight(text: str) -> str:
+    """A quantity that never breaks over lines."""
+    return text.replace(" ", "")
+
+
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """What stands above and below the table."""
+    first = comparison.rows[0]
+    batches = "1 batch" if comparison.batches == 1 else f"{comparison.batches} batches"
+    return [
+        f"{batches}, {first.num_sequences:,} sequences, {comparison.num_tokens:,} tokens"
+        f" ({100 * comparison.video_share:.0f} % video)",
+        f"{comparison.cluster}, {comparison.model}, {comparison.sharding}, checkpointing {comparison.checkpoint},"
+        f" {format_bytes(comparison.memory_limit_bytes)} usable a GPU",
+        f"prices: {', '.join(comparison.prices)}; fidelity: {comparison.fidelity}"
+        " (no waiting, no shared links, no overlap between sequences)",
+    ]
+
+
+def comparison_footer(comparison: Comparison) -> list[str]:
+    """Reasons, notes of the rows, and the verdict."""
+    lines = [f"{row.policy}: no plan: {row.reason}" for row in comparison.rows if row.reason]
+    lines += [f"{row.policy}: {note}" for row in comparison.rows for note in row.notes if note]
+    return [*lines, *comparison.notes, f"verdict: {comparison.verdict}"]
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """A plan in a few lines."""
+    split: dict[str, int] = {}
+    for placement in plan.placements:
+        if placement.config.is_split:
+            label = f"{placement.bucket} as {placement.config}"
+            split[label] = split.get(label, 0) + 1
+    lines = [
+        f"{plan.policy} ({plan.engine} engine): step {format_time(plan.makespan_ns)},"
+        f" {format_percent(plan.gap)} above the bound {format_time(plan.bound_ns)} ({plan.bound})",
+        f"{plan.num_split} of {len(plan.placements)} sequences split; max/mean rank time {plan.max_over_mean:.3f}",
+        f"peak memory {format_bytes(plan.peak_memory_bytes)} of {format_bytes(plan.memory_limit_bytes)}"
+        + ("" if plan.fits else f": {format_bytes(plan.peak_memory_bytes - plan.memory_limit_bytes)} over the limit"),
+    ]
+    lines += [f"  {count} x {label}" for label, count in sorted(split.items())]
+    return [*lines, f"digest {plan.digest}"]
+
+
+def drop_lines(drops: Sequence[Drop], total: int) -> list[str]:
+    """Each dropped clip, why, and the nearest bucket that would keep it."""
+    lines = [f"{len(drops)} of {total} clips dropped"]
+    for drop in drops[:SHOWN_DROPS]:
+        where = f" ({drop.clip.where})" if drop.clip.where else ""
+        lines.append(f"  {drop.clip.id}{where} {drop.clip.shape}: {drop.reason}; kept by {drop.suggestion}")
+    if len(drops) > SHOWN_DROPS:
+        lines.append(f"  ... and {len(drops) - SHOWN_DROPS} more")
+    lines.append(f"  buckets that would keep them: {', '.join(suggested(drops))}")
+    return lines
+
+
+def suggested(drops: Iterable[Drop]) -> list[str]:
+    """The distinct suggestions, in order of first need."""
+    return list(dict.fromkeys(drop.suggestion for drop in drops))
+
+
+def inspection_lines(result: Inspection) -> list[str]:
+    """Tokens, grid, splits and shards of a clip."""
+    time, rows, columns = result.grid
+    lines = [
+        f"{result.width}x{result.height}, {result.frames} {'frame' if result.frames == 1 else 'frames'},"
+        f" {result.model}: {result.tokens:,} tokens",
+        f"grid {time} x {rows} x {columns} (time x height x width)",
+        f"legal h: {' '.join(map(str, result.legal_h))}",
+    ]
+    if result.shards:
+        sizes: dict[int, int] = {}
+        for shard in result.shards:
+            sizes[shard] = sizes.get(shard, 0) + 1
+        parts = " + ".join(f"{count} x {size:,}" for size, count in sorted(sizes.items(), reverse=True))
+        lines.append(f"shards: {parts} = {sum(result.shards):,} tokens, no padding")
+    return lines + list(result.notes)
+
+
+def inspection_table(result: Inspection) -> Table:
+    """The configurations that fit, the fastest of each degree first."""
+    table = _table("split", "ranks", "time a rank", "time x ranks", "memory", "moved", "price")
+    for row in result.configs:
+        label = "".join(f"{axis}{n}" for axis, n in (("q", row.q), ("h", row.h), ("k", row.k)) if n > 1) or "whole"
+        table.add_row(
+            label,
+            str(row.degree),
+            format_time(row.time_ns),
+            format_time(row.time_ns * row.degree),
+            format_bytes(row.memory_bytes),
+            format_bytes(row.comm_bytes),
+            row.source,
+        )
+    return table
