@@ -18,7 +18,7 @@ SHOWN_DROPS = 20
 
 def comparison_table(comparison: Comparison) -> Table:
     """One row a policy, the best in bold; step times are means over batches where there are several."""
-    table = _table("policy", "step", "vs best", "max/ mean", "comm/ usp", "split", "memory", "plan", "gap")
+    table = _table("policy", "step", "ratio", "max/ mean", "comm/ usp", "split", "memory", "plan", "gap")
     for row in comparison.rows:
         table.add_row(*_cells(row), style="bold" if row.ratio_to_best == 1.0 else "")
     return table
@@ -36,7 +36,7 @@ def spread_table(comparison: Comparison) -> Table:
 
 def _table(first: str, *numbers: str) -> Table:
     """A table that fits 80 columns: headers wrap, cells do not."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0), show_edge=False, pad_edge=False)
     table.add_column(first, no_wrap=True)
     for title in numbers:
         table.add_column(title, justify="right", min_width=max(map(len, title.split())))
@@ -62,7 +62,8 @@ def _cells(row: Row) -> list[str]:
 def _memory_cell(row: Row) -> str:
     if row.fits:
         return _tight(format_bytes(row.peak_memory_bytes or 0))
-    return f"OOM+{row.memory_over_bytes / 1e9:.1f}GB"
+    over = row.memory_over_bytes / 1e9
+    return f"OOM+{over:.1f}GB" if over < 10 else f"OOM+{over:.0f}GB"
 
 
 def _gap_cell(gap: float) -> str:
