@@ -1,167 +1,47 @@
-"""A plan, lowered once into what every rank does in a layer, in order: the value that is simulated, executed and checked.
+"""A plan, lowered once into what every rank does in a layer, in order: what is simulated, executed and checked.
 
-One layer is three passes: ``forward``, ``recompute`` (what checkpointing repeats) and ``backward``. In each a rank walks
-its list of operations (:class:`Op`):
+One layer is three passes: ``forward``, ``recompute`` (what checkpointing repeats) and ``backward``. In each a rank
+walks its list of operations (:class:`zellige.program_parts.Op`):
 
-* ``project``: linear work on its split tokens that attention waits for; ``finish``: the linear work that waits for it;
+* ``project``: linear work on its split tokens that attention waits for; ``finish``: linear work that waits for it;
 * ``issue`` and ``wait``: enter an exchange, and need what it brought;
 * ``attend``: its tasks of one ring round, split sequences only; ``whole``: everything of a batch of whole sequences;
 * ``relinear``: the linear work of all its tokens again (recompute where attention is kept).
 
-**Groups** of split sequences share exchanges: all of them (``coalesced``), those of one pure-Ulysses configuration on one
-rank list (``group``), or none (``per_sequence``). A group of R ring rounds has R exchanges in and one back in each pass
-(``coalesced`` and packed groups; an unpacked one has an exchange for each tensor). Exchange ``in<t>`` brings K and V of
-round t, ``in0`` also Q. Backward sends dO, then K and V of rounds from 1 on again; gradients of K and V of round t leave
-with ``in<t+2>``, when they are complete, or with ``back``. A row is one token's vector of one head
+**Groups** of split sequences share exchanges: all of them (``coalesced``), those of one pure-Ulysses configuration on
+one rank list (``group``), or none (``per_sequence``). A group of R ring rounds has R exchanges in and one back in each
+pass (``coalesced`` and packed groups; an unpacked one has an exchange for each tensor). Exchange ``in<t>`` brings K and
+V of round t, ``in0`` also Q. Backward sends dO, then K and V of rounds from 1 on again; gradients of K and V of round t
+leave with ``in<t+2>``, when they are complete, or with ``back``. A row is one token's vector of one head
 (:mod:`zellige.shards` counts them).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import msgspec
 
-from zellige.cluster import CollectiveOp
-from zellige.files import NonNegativeInt, PositiveInt, digest
+from zellige.errors import ProgramError
+from zellige.files import PositiveInt, digest
+from zellige.lowering import (
+    PHASES,
+    Assignment,
+    ExchangeBuilder,
+    Heads,
+    make_groups,
+    make_segments,
+    make_work,
+)
 from zellige.memory import Checkpoint
-from zellige.placement import Engine
-from zellige.shards import RING_GRADIENT_BYTES, WIRE_BYTES, AttentionShape, ParallelConfig
+from zellige.placement import Engine, Placement, Plan, Problem
+from zellige.program_parts import PASSES, Exchange, Group, Message, Op, Pass, Range, RankWork, Segment, Task
+from zellige.shards import RING_GRADIENT_BYTES, WIRE_BYTES, AttentionShape
 from zellige.units import format_bytes, format_count
 
-Pass = Literal["forward", "recompute", "backward"]
-OpKind = Literal["project", "issue", "wait", "attend", "whole", "finish", "relinear"]
-Tensor = Literal["q", "k", "v", "o", "do", "dq", "dk", "dv"]
-Range = tuple[int, int]
-"""Half-open."""
-
-PASSES: tuple[Pass, ...] = ("forward", "recompute", "backward")
-
-
-class Share(msgspec.Struct, frozen=True, array_like=True):
-    """What one position of a sequence's rank list owns and computes: half-open token and head ranges.
-
-    ``keys[t]`` are the key ranges of ring round t. Empty ``queries`` or ``heads`` mean that it computes nothing.
-    """
-
-    owned: Range
-    queries: Range
-    heads: Range
-    kv_heads: Range
-    keys: tuple[tuple[Range, ...], ...]
-
-    @property
-    def has_work(self) -> bool:
-        """Whether the position computes any attention."""
-        return self.queries[0] < self.queries[1] and self.heads[0] < self.heads[1]
-
-
-class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sequence of ``length`` tokens, its split, its ordered ranks, and the share of each of them."""
-
-    sequence: str
-    length: PositiveInt
-    config: ParallelConfig
-    ranks: tuple[NonNegativeInt, ...]
-    shares: tuple[Share, ...]
-
-    def __str__(self) -> str:
-        return f"{self.sequence} ({self.length:,} tokens, {self.config} on {','.join(map(str, self.ranks))})"
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Split segments that share exchanges: indexes into ``Program.segments``, the ranks that enter, and ring rounds.
-
-    ``packed``: one exchange carries all tensors that travel together.
-    """
-
-    name: str
-    segments: tuple[int, ...]
-    ranks: tuple[NonNegativeInt, ...]
-    rounds: PositiveInt
-    packed: bool
-
-
-class Part(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor that an exchange carries, and the ring round it belongs to (0 for Q, O and their gradients)."""
-
-    tensor: Tensor
-    ring_round: int = 0
-
-    @property
-    def is_ring_gradient(self) -> bool:
-        """Whether its rows travel in the wider type: dK and dV of ring rounds after the first."""
-        return self.tensor in ("dk", "dv") and self.ring_round > 0
-
-    @property
-    def to_worker(self) -> bool:
-        """Whether rows go from owners to workers (and not back)."""
-        return self.tensor in ("q", "k", "v", "do")
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True):
-    """Rows from one rank to another in one exchange: ``rows`` in the wire type, ``ring_rows`` in the wider one."""
-
-    source: int
-    destination: int
-    rows: int
-    ring_rows: int
-
-
-class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One exchange of a group; ``in0``, ``in1`` .. or ``back``, with the tensor's name where tensors go one by one.
-
-    ``ranks`` enter it. ``calls`` are the calls that an engine of this kind makes for it (an unpacked all-gather after an
-    all-to-all is two). Messages are sorted, without empty ones and without what stays on its rank.
-    """
-
-    name: str
-    phase: Literal["forward", "backward"]
-    group: int
-    parts: tuple[Part, ...]
-    ranks: tuple[NonNegativeInt, ...]
-    calls: tuple[CollectiveOp, ...]
-    messages: tuple[Message, ...]
-
-
-class Op(msgspec.Struct, frozen=True, array_like=True):
-    """One operation of a rank. ``index`` is an exchange (issue, wait), a group (project, attend, finish), or a part."""
-
-    kind: OpKind
-    index: int = 0
-    ring_round: int = 0
-
-
-class RankWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank's ordered work. ``whole`` are its whole segments in batches; each is one block-diagonal attention call."""
-
-    rank: NonNegativeInt
-    whole: tuple[tuple[int, ...], ...]
-    forward: tuple[Op, ...]
-    recompute: tuple[Op, ...]
-    backward: tuple[Op, ...]
-
-    def ops(self, phase: Pass) -> tuple[Op, ...]:
-        """The operations of a pass."""
-        return {"forward": self.forward, "recompute": self.recompute, "backward": self.backward}[phase]
-
-
-class Task(msgspec.Struct, frozen=True):
-    """One attention task: queries x keys x heads of a segment on a rank, in one ring round."""
-
-    segment: int
-    position: int
-    queries: Range
-    keys: tuple[Range, ...]
-    heads: Range
-    kv_heads: Range
-
-    @property
-    def num_keys(self) -> int:
-        """Keys that the task reads."""
-        return sum(stop - start for start, stop in self.keys)
+__all__ = ["Assignment", "Heads", "Program", "build_program", "lower", "shrink"]
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -296,3 +176,77 @@ def _describe(program: Program) -> Iterator[str]:
         )
     if len(program.exchanges) > 12:
         yield f"  and {len(program.exchanges) - 12} more exchanges"
+
+
+def lower(plan: Plan | Iterable[Placement], problem: Problem) -> Program:
+    """The program of a plan (for the plan's engine), or of bare placements (for the problem's).
+
+    Raises :class:`ProgramError` for a placement outside the batch or the cluster.
+    """
+    placements = plan.placements if isinstance(plan, Plan) else tuple(plan)
+    lengths = {sequence.id: sequence.bucket.num_tokens for sequence in problem.batch.sequences}
+    unknown = [placement.sequence for placement in placements if placement.sequence not in lengths]
+    if unknown:
+        raise ProgramError(
+            f"sequence {unknown[0]} is placed, but not in batch {problem.batch.name}",
+            fix="lower a plan with the batch that it was made for",
+        )
+    geometry = problem.model.geometry
+    return build_program(
+        [Assignment(p.sequence, lengths[p.sequence], p.config, p.ranks) for p in placements],
+        Heads(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim),
+        num_ranks=problem.cluster.num_ranks,
+        engine=plan.engine if isinstance(plan, Plan) else problem.engine,
+        num_layers=geometry.num_layers,
+        checkpoint=problem.memory.checkpoint,
+        plan=plan.digest if isinstance(plan, Plan) else "",
+    )
+
+
+def build_program(
+    assignments: Iterable[Assignment],
+    heads: Heads,
+    *,
+    num_ranks: int,
+    engine: Engine = "coalesced",
+    num_layers: int = 1,
+    checkpoint: Checkpoint = "none",
+    plan: str = "",
+) -> Program:
+    """The program of sequences in placement order; raises :class:`ProgramError` for ranks that do not exist."""
+    ordered = sorted(assignments, key=lambda assignment: -assignment.config.degree)
+    segments = make_segments(ordered, heads, num_ranks)
+    groups = make_groups(segments, engine, num_ranks)
+    exchanges: list[Exchange] = []
+    builder = ExchangeBuilder(segments, heads)
+    sides = {
+        phase: [builder.add(phase, index, group, exchanges) for index, group in enumerate(groups)] for phase in PHASES
+    }
+    works = tuple(make_work(rank, segments, groups, sides, engine, checkpoint) for rank in range(num_ranks))
+    return Program(
+        plan=plan,
+        engine=engine,
+        num_ranks=num_ranks,
+        num_layers=num_layers,
+        checkpoint=checkpoint,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        segments=segments,
+        groups=groups,
+        exchanges=tuple(exchanges),
+        ranks=works,
+    )
+
+
+def shrink(program: Program, divisor: int) -> Program:
+    """The same program for sequences ``divisor`` times shorter (at least one token), to run it on slower ranks."""
+    return build_program(
+        [Assignment(s.sequence, max(1, s.length // divisor), s.config, s.ranks) for s in program.segments],
+        Heads(program.num_heads, program.num_kv_heads, program.head_dim),
+        num_ranks=program.num_ranks,
+        engine=program.engine,
+        num_layers=program.num_layers,
+        checkpoint=program.checkpoint,
+        plan=program.plan,
+    )

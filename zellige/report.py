@@ -18,7 +18,7 @@ SHOWN_DROPS = 20
 
 def comparison_table(comparison: Comparison) -> Table:
     """One row a policy, the best in bold; step times are means over batches where there are several."""
-    table = _table("policy", "step", "ratio", "max/ mean", "comm/ usp", "split", "memory", "plan", "gap")
+    table = _table("policy", "step", "ratio", "max/\nmean", "comm/\nusp", "split", "memory", "plan", "gap")
     for row in comparison.rows:
         table.add_row(*_cells(row), style="bold" if row.ratio_to_best == 1.0 else "")
     return table
@@ -35,11 +35,11 @@ def spread_table(comparison: Comparison) -> Table:
 
 
 def _table(first: str, *numbers: str) -> Table:
-    """A table that fits 80 columns: headers wrap, cells do not."""
+    """A table that fits 80 columns."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 0), show_edge=False, pad_edge=False)
     table.add_column(first, no_wrap=True)
     for title in numbers:
-        table.add_column(title, justify="right", min_width=max(map(len, title.split())))
+        table.add_column(title, justify="right", no_wrap=True)
     return table
 
 
