@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def run(share: int, change: Change) -> dict[str, Plan]:
-    source = read_source(f"paper-10s-high-v{share}")
+    source = read_source(f"paper-10s-high-v{share}", Options())
     cluster, model = change(load_cluster(source.cluster), load_model(source.model))
     batch, _ = next(iter(batches_of(source, model, Options())))
     problem = build_problem(batch, cluster=cluster, model=model, setup=source.setup)
@@ -65,13 +65,14 @@ def print_steps(plans: dict[int, dict[str, Plan]]) -> None:
     print("step seconds, and in brackets communication relative to USP")
     print(f"{'policy':26s}" + "".join(f"{f'V{share}':>14s}" for share in SHARES) + "   published V35 -> V60")
     for policy in POLICIES:
-        cells = [
-            f"{plans[s][policy].makespan_ns / 1e9:7.1f} ({plans[s][policy].comm_bytes / plans[s]['usp'].comm_bytes:.2f})"
-            + (" " if plans[s][policy].fits else "!")
-            for s in SHARES
-        ]
+        cells = []
+        for share in SHARES:
+            plan, usp = plans[share][policy], plans[share]["usp"]
+            moved = plan.comm_bytes / usp.comm_bytes
+            cells.append(f"{plan.makespan_ns / 1e9:7.1f} ({moved:.2f})" + (" " if plan.fits else "!"))
         published = PUBLISHED_SECONDS.get(policy)
-        print(f"{policy:26s}" + "".join(cells) + (f"   {published[0]} -> {published[1]}" if published else ""))
+        tail = f"   {published[0]} -> {published[1]}" if published else ""
+        print(f"{policy:26s}" + "".join(cells) + tail)
     print("! over the memory of a GPU by this memory model")
     planning = [plans[share]["zellige-paper"].solver.planning_ns / 1e6 for share in SHARES]
     print("zellige-paper plans in " + ", ".join(f"{ms:.0f}" for ms in planning) + " ms (published 33 .. 119)\n")

@@ -10,6 +10,7 @@ from zellige.collectives import own_calls_ns, remote_fraction, transfer_ns
 from zellige.memory import Checkpoint, kept_bytes, live_bytes
 from zellige.model import ModelSpec
 from zellige.prices import (
+    MAX_DEGREE,
     Price,
     PriceHeader,
     PriceRow,
@@ -60,7 +61,7 @@ def analytic_table(
     buckets: Sequence[Bucket],
     checkpoint: Checkpoint,
     *,
-    max_degree: int | None = None,
+    max_degree: int = MAX_DEGREE,
 ) -> PriceTable:
     """Components of every bucket under every legal configuration and footprint, all marked ``analytic``."""
     configs = legal_configs(model, cluster, max_degree)
@@ -83,7 +84,7 @@ def analytic_table(
         device=cluster.device.name,
         dtype="bf16",
         checkpoint=checkpoint,
-        assumptions=_assumptions(cluster),
+        assumptions=_assumptions(cluster, model.geometry.head_dim),
     )
     return PriceTable(header=header, rows=rows)
 
@@ -96,10 +97,10 @@ def analytic_price(
     num_nodes: int,
     checkpoint: Checkpoint,
 ) -> Price:
-    """Components of one sequence of ``length`` tokens; the price is the largest shard's."""
+    """Components of one sequence of ``length`` visual tokens; the price is the largest shard's."""
     shape = attention_shape(model, length)
     last = config.degree - 1
-    start, stop = owned_range(length, config, last)
+    start, stop = owned_range(shape.length, config, last)
     shard = stop - start
     linear = _linear_ns(model, cluster, shard)
     attention = _attention_ns(model, cluster, shape, config, shard)
@@ -152,7 +153,7 @@ def _attention_ns(
     model: ModelSpec, cluster: Cluster, shape: AttentionShape, config: ParallelConfig, shard: int
 ) -> tuple[float, float]:
     """Forward and backward of a layer's self-attention and cross-attention cores on the largest shard."""
-    points = cluster.device.attention.points
+    points = cluster.device.attention_for(shape.head_dim).points
     start, stop = query_range(shape.length, config, config.degree - 1)
     heads = shape.num_heads // config.h
     core = model.attention_flops(stop - start, shape.length, heads)
@@ -209,12 +210,13 @@ def _round_rows(first: ReceivedRows, last: ReceivedRows) -> list[int]:
     return [max(a, b) for a, b in zip(first.kv_by_round, last.kv_by_round, strict=True)]
 
 
-def _assumptions(cluster: Cluster) -> tuple[str, ...]:
+def _assumptions(cluster: Cluster, head_dim: int) -> tuple[str, ...]:
     """What the formulas take for granted, with the origin of every constant."""
     compute, link = cluster.device.compute, cluster.node_link
+    attention = cluster.device.attention_for(head_dim)
     lines = [
         f"GEMM at {compute.gemm_fraction:.2f} of {compute.bf16_tflops:g} TFLOP/s: {compute.source}",
-        f"attention throughput by length ({cluster.device.attention.kernel}): {cluster.device.attention.source}",
+        f"attention throughput by length ({attention.kernel}, head_dim {attention.head_dim}): {attention.source}",
         f"links in a node ({link.kind}, {link.origin}): {link.source}",
         f"calls that are not packed: {cluster.host.source}",
         f"{ELEMENTWISE_PASSES} elementwise passes a block (assumed, counted 20-30), backward twice the forward",

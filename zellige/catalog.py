@@ -9,13 +9,15 @@ from typing import Any
 
 import msgspec
 
+from zellige.bucket_sets import BucketSet
 from zellige.cluster import Cluster, Device
 from zellige.errors import FormatError, UnknownNameError
 from zellige.files import convert, decode_toml, read_text
+from zellige.generate import BatchGenerator
 from zellige.model import ModelSpec
 from zellige.workload import Workload
 
-KINDS = ("models", "devices", "clusters", "workloads")
+KINDS = ("models", "devices", "clusters", "workloads", "generators", "buckets")
 
 
 def catalog_root() -> Path:
@@ -59,6 +61,49 @@ def load_workload(name: str) -> Workload:
     return decode_toml(read_text(path), Workload, path.name)
 
 
+def load_generator(name: str) -> BatchGenerator:
+    """A batch generator by bundled name or by path of a TOML file."""
+    path = _locate("generators", name)
+    return decode_toml(read_text(path), BatchGenerator, path.name)
+
+
+def load_bucket_set(name: str) -> BucketSet:
+    """A bucket set by bundled name or by path of a TOML file."""
+    path = _locate("buckets", name)
+    return decode_toml(read_text(path), BucketSet, path.name)
+
+
+class CatalogEntry(msgspec.Struct, frozen=True):
+    """A line of the catalog's index."""
+
+    kind: str
+    name: str
+    title: str
+
+
+def catalog_index(kind: str = "") -> list[CatalogEntry]:
+    """All bundled entries, or those of one kind; raises :class:`UnknownNameError` for another kind."""
+    if kind and kind not in KINDS:
+        raise UnknownNameError(f"there is no kind {kind!r}", fix=f"known: {', '.join(KINDS)}")
+    return [
+        CatalogEntry(
+            each, name, str(decode_toml(read_text(catalog_root() / each / f"{name}.toml"), dict, name)["title"])
+        )
+        for each in (KINDS if not kind else (kind,))
+        for name in names(each)
+    ]
+
+
+def catalog_text(name: str) -> str:
+    """The file of a bundled entry, of whatever kind; where kinds share a name, all of them."""
+    found = [catalog_root() / kind / f"{name}.toml" for kind in KINDS if name in names(kind)]
+    if not found:
+        known = [known for kind in KINDS for known in names(kind)]
+        close = difflib.get_close_matches(name, known, n=1)
+        raise UnknownNameError(f"nothing bundled is called {name!r}", fix=f"{close[0]} ?" if close else "catalog list")
+    return "\n".join(read_text(path) for path in found)
+
+
 def is_workload(name: str) -> bool:
     """Whether a batch argument is a bundled workload or a workload file, rather than a clip list."""
     return name.endswith(".toml") or (catalog_root() / "workloads" / f"{name}.toml").is_file()
@@ -68,10 +113,11 @@ def _locate(kind: str, name: str) -> Path:
     if name.endswith(".toml"):
         return Path(name)
     known = names(kind)
+    noun = "bucket set" if kind == "buckets" else kind.removesuffix("s")
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         raise UnknownNameError(
-            f"there is no {kind.removesuffix('s')} {name!r}",
+            f"there is no {noun} {name!r}",
             fix=(f"{close[0]} ? " if close else "") + f"known: {', '.join(known)}; or give a .toml file",
         )
     return catalog_root() / kind / f"{name}.toml"

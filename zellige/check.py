@@ -9,13 +9,15 @@ from typing import Any
 
 import msgspec
 
-from zellige.catalog import load_cluster, load_device, load_model
+from zellige.bucket_sets import BucketSet, bucket_memory
+from zellige.catalog import load_bucket_set, load_cluster, load_device, load_generator, load_model, names
 from zellige.cluster import Cluster, Device
 from zellige.errors import FormatError, SchemaVersionError
 from zellige.files import convert, decode_toml, parse_json, read_text
+from zellige.generate import BatchGenerator
 from zellige.memory import memory_model
 from zellige.model import ModelSpec
-from zellige.placement import Plan, Problem, plan_digest, rank_costs
+from zellige.placement import Option, Plan, Problem, plan_digest, rank_costs
 from zellige.plan.bounds import best_bound
 from zellige.prices import PriceTable, legal_configs
 from zellige.shards import legal_heads
@@ -47,14 +49,16 @@ def check_file(argument: str, options: Options, batch_size: int = 0) -> Report:
     path = Path(argument)
     if path.suffix == ".json":
         return _check_json(argument, options)
-    if path.suffix == ".toml" and (report := _check_catalog(path)) is not None:
+    if argument in names("buckets"):
+        return check_bucket_set(load_bucket_set(argument), argument, options)
+    if path.suffix == ".toml" and (report := _check_catalog(path, options)) is not None:
         return report
     return check_batches(argument, options, batch_size)
 
 
 def check_batches(argument: str, options: Options, batch_size: int) -> Report:
     """Drops, memory of the worst bucket where a cluster is known, and steps of same-shape against packed batching."""
-    source = read_source(argument)
+    source = read_source(argument, options)
     if not (options.model or source.model):
         load_setting(source, options)
     model = load_model(options.model or source.model)
@@ -67,8 +71,11 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
         if not batch.sequences:
             continue
         summary += batch_summary(batch, batch_size)
+        findings += epoch_findings(batch, batch_size, cluster.num_ranks if cluster else 1)
         if cluster is not None:
-            findings += memory_findings(batch, model, cluster, options)
+            lines, found = memory_findings(batch, model, cluster, options)
+            summary += lines
+            findings += found
     return Report(file=argument, findings=tuple(findings), summary=tuple(summary))
 
 
@@ -91,46 +98,111 @@ def batch_summary(batch: Batch, batch_size: int) -> list[str]:
     size = batch_size or len(batch.sequences)
     steps = sum(ceil_div(count, size) for count in counts.values())
     packed = ceil_div(len(batch.sequences), size)
+    padded = len(batch.sequences) * max(bucket.num_tokens for bucket in counts)
     return [
         f"{batch.name}: {len(batch.sequences)} sequences in {len(counts)} shapes, {batch.num_tokens:,} tokens"
         f" ({100 * batch.video_share:.0f} % video)",
         f"  same-shape batching (one bucket a step, batch size {size}) needs {steps} steps;"
         f" packed, {packed} {'step holds' if packed == 1 else 'steps hold'} all {len(batch.sequences)}",
+        f"  padding all to the longest wastes {100 * (1 - batch.num_tokens / padded):.1f} % of {padded:,} tokens;"
+        " packed with varlen attention, 0 %",
     ]
 
 
-def memory_findings(batch: Batch, model: ModelSpec, cluster: Cluster, options: Options) -> list[Finding]:
-    """Buckets that no legal split fits, and a batch that exceeds the cluster's memory altogether."""
+def epoch_findings(batch: Batch, batch_size: int, num_ranks: int) -> list[Finding]:
+    """Buckets that same-shape batching with ``drop_last`` would never train: fewer clips than a step takes."""
+    if not batch_size:
+        return []
+    needed = batch_size * num_ranks
+    counts = Counter(sequence.bucket for sequence in batch.sequences)
+    short = {bucket: count for bucket, count in counts.items() if count < needed}
+    if not short:
+        return []
+    none = len(short) == len(counts)
+    clips = sum(short.values())
+    example = min(short, key=lambda bucket: (short[bucket], bucket))
+    return [
+        Finding(
+            code="ZL121",
+            where=batch.name,
+            message=f"{len(short)} of {len(counts)} buckets hold fewer than {batch_size} x {num_ranks} = {needed} clips;"
+            f" with drop_last their {clips} clips never train"
+            + (" and the epoch has 0 steps" if none else "")
+            + f" (fewest: {example.name}, {short[example]})",
+            fix="packed batches, fewer buckets, or a smaller batch size",
+        )
+    ]
+
+
+def memory_findings(
+    batch: Batch, model: ModelSpec, cluster: Cluster, options: Options
+) -> tuple[list[str], list[Finding]]:
+    """The worst bucket's memory, buckets that no legal split fits, and a batch that exceeds the whole cluster."""
     memory = memory_model(model, cluster, options.sharding, options.checkpoint)
     problem = build_problem(
         batch, cluster=cluster, model=model, engine="group", sharding=options.sharding, checkpoint=options.checkpoint
     )
+    left = format_bytes(memory.room_bytes)
+    need = {bucket: _bytes(problem.whole(bucket)) for bucket in problem.counts}
+    worst = max(need, key=lambda bucket: (need[bucket], bucket))
+    mean = sum(need[bucket] * count for bucket, count in problem.counts.items()) // len(batch.sequences)
+    lines = [
+        f"  memory of a whole sequence: worst bucket {worst.name} ({problem.counts[worst]} of {len(batch.sequences)}),"
+        f" {format_bytes(need[worst])}; mean {format_bytes(mean)}; {left} a GPU beside the model's state"
+        + ("" if need[worst] <= memory.room_bytes else ": must be split")
+    ]
     findings = []
     for bucket in problem.counts:
-        need = min(option.kept_bytes + option.live_bytes for option in problem.options[bucket.name])
-        if need > memory.room_bytes:
-            findings.append(
-                Finding(
-                    code="ZL202",
-                    where=batch.name,
-                    message=f"bucket {bucket.name} needs {format_bytes(need)} a rank at its widest split;"
-                    f" {format_bytes(memory.room_bytes)} are left beside the model's state",
-                    fix="more ranks or a shorter clip",
-                )
-            )
+        least = min(_bytes(option) for option in problem.options[bucket.name])
+        if least > memory.room_bytes:
+            message = f"bucket {bucket.name} needs {format_bytes(least)} a rank at its widest split; {left} are left"
+            fix = "more ranks or a shorter clip"
+            findings.append(Finding(code="ZL202", where=batch.name, message=message, fix=fix))
     kept = sum(count * problem.whole(bucket).kept_bytes for bucket, count in problem.counts.items())
     room = memory.room_bytes * cluster.num_ranks
     if kept > room:
-        findings.append(
-            Finding(
-                code="ZL204",
-                where=batch.name,
-                message=f"the batch keeps {format_bytes(kept)} from forward to backward;"
-                f" all ranks together have {format_bytes(room)}",
-                fix=f"{ceil_div(kept, room)} steps instead of one, or more ranks",
-            )
+        message = f"the batch keeps {format_bytes(kept)} until backward; all ranks together have {format_bytes(room)}"
+        fix = f"{ceil_div(kept, room)} steps instead of one, or more ranks"
+        findings.append(Finding(code="ZL204", where=batch.name, message=message, fix=fix))
+    return lines, findings
+
+
+def _bytes(option: Option) -> int:
+    return option.kept_bytes + option.live_bytes
+
+
+def check_bucket_set(bucket_set: BucketSet, where: str, options: Options) -> Report:
+    """Shapes that break the frame rule, and published batch sizes that a cluster's GPUs cannot hold."""
+    model = load_model(options.model or bucket_set.model)
+    findings = [
+        Finding(
+            code="ZL122",
+            where=where,
+            message=f"{p.num_frames} frames break the rule of {model.name}, {model.latent.vae_stride_t}n+1",
+            fix=f"{model.snap_frames(p.num_frames)} frames",
         )
-    return findings
+        for p in bucket_set.patterns()
+        if p.num_frames != model.snap_frames(p.num_frames) or (p.num_frames > 1 and not model.takes_videos)
+    ]
+    if findings or not options.cluster:
+        return Report(file=where, findings=tuple(findings), summary=(f"{len(bucket_set.patterns())} shapes",))
+    cluster = load_cluster(options.cluster)
+    memory = memory_model(model, cluster, bucket_set.sharding, "full")
+    rows = bucket_memory(bucket_set, model, memory.room_bytes)
+    left = format_bytes(memory.room_bytes)
+    summary = [f"{len(rows)} shapes, {left} a GPU beside {bucket_set.sharding} state; largest batch:"]
+    summary += [f"  {r.shape}: {r.max_batch} (published {r.batch_size or '-'}, {r.num_tokens:,} tokens)" for r in rows]
+    findings = [
+        Finding(
+            code="ZL123",
+            where=where,
+            message=f"{r.shape} x {r.batch_size} needs {format_bytes(r.needed_bytes)}, {left} are left",
+            fix=f"batch size {r.max_batch}",
+        )
+        for r in rows
+        if r.batch_size and r.max_batch < r.batch_size
+    ]
+    return Report(file=where, findings=tuple(findings), summary=tuple(summary))
 
 
 def check_plan(plan: Plan, where: str, options: Options) -> list[Finding]:
@@ -250,17 +322,21 @@ def _check_json(argument: str, options: Options) -> Report:
     )
 
 
-def _check_catalog(path: Path) -> Report | None:
-    """Check a model, device or cluster file; None for a workload, whose clips are checked as a batch."""
+def _check_catalog(path: Path, options: Options) -> Report | None:
+    """Check a catalog file; None for a workload, whose clips are checked as a batch."""
     raw: dict[str, Any] = decode_toml(read_text(path), dict, path.name)
     schema = str(raw.get("schema", "")).split("/")[0]
-    noun: ModelSpec | Device | Cluster
+    noun: ModelSpec | Device | Cluster | BatchGenerator
+    if schema == "zellige.buckets":
+        return check_bucket_set(load_bucket_set(str(path)), str(path), options)
     if schema == "zellige.model":
         noun = load_model(str(path))
     elif schema == "zellige.device":
         noun = load_device(str(path))
     elif schema == "zellige.cluster":
         noun = load_cluster(str(path))
+    elif schema == "zellige.generator":
+        noun = load_generator(str(path))
     else:
         return None
     return Report(

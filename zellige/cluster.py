@@ -38,9 +38,10 @@ class AttentionPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class AttentionSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Throughput of the attention kernel by length, non-causal, head_dim 128."""
+    """Throughput of the attention kernel by length, non-causal."""
 
     kernel: str
+    head_dim: PositiveInt = 128
     points: Annotated[tuple[AttentionPoint, ...], msgspec.Meta(min_length=1, max_length=64)]
     source: str
 
@@ -61,6 +62,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     memory: Memory
     compute: Compute
     attention: AttentionSpeed
+    other_attention: tuple[AttentionSpeed, ...] = ()
+
+    def attention_for(self, head_dim: int) -> AttentionSpeed:
+        """The table of the nearest head_dim (ties: the larger)."""
+        tables = (self.attention, *self.other_attention)
+        return min(tables, key=lambda table: (abs(table.head_dim - head_dim), -table.head_dim))
 
     @property
     def usable_bytes(self) -> int:

@@ -67,6 +67,8 @@ def clip_frames(
     frames = frames or 1
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and frames <= MAX_FRAMES):
         raise ClipError(f"{text} is out of range", fix=f"sides 1..{MAX_SIDE}, frames 1..{MAX_FRAMES}")
+    if frames > 1 and not model.takes_videos:
+        raise ClipError(f"{model.name} is an image model, {text} has {frames} frames", fix=f"{width}x{height}")
     snapped = model.snap_frames(frames)
     if snapped == frames:
         return width, height, frames, ()

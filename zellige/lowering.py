@@ -127,6 +127,14 @@ def _parts(phase: Phase, rounds: int) -> tuple[list[list[Part]], list[Part]]:
     return into, [Part("dq"), *(Part("dk", t) for t in last), *(Part("dv", t) for t in last)]
 
 
+def _bundles(parts: Iterable[Part]) -> list[tuple[str, list[Part]]]:
+    """Parts as unpacked groups send them: each tensor alone, but what later ring rounds left as one."""
+    bundles: dict[str, list[Part]] = {}
+    for part in parts:
+        bundles.setdefault("ring" if part.ring_round > 0 else part.tensor, []).append(part)
+    return list(bundles.items())
+
+
 class ExchangeBuilder:
     """Makes the exchanges of groups; counts the rows of equal sequences once."""
 
@@ -137,27 +145,23 @@ class ExchangeBuilder:
         self._known: dict[object, tuple[Message, ...]] = {}
 
     def add(self, phase: Phase, index: int, group: Group, exchanges: list[Exchange]) -> GroupExchanges:
-        """Append a group's exchanges of one pass; those of an unpacked group are left out where nothing travels."""
+        """Append a group's exchanges of one pass."""
         into, back = _parts(phase, group.rounds)
         placed = GroupExchanges([[] for _ in into], [])
         pending = [(f"in{t}", parts, placed.into[t]) for t, parts in enumerate(into)] + [("back", back, placed.back)]
         for name, parts, target in pending:
             one_by_one = not group.packed and name in ("in0", "back")
-            tensors = list(dict.fromkeys(part.tensor for part in parts))
-            bundles = [[p for p in parts if p.tensor == tensor] for tensor in tensors] if one_by_one else [parts]
-            for bundle in bundles:
+            for label, bundle in _bundles(parts) if one_by_one else [("", parts)]:
                 messages = self._messages(group, tuple(bundle))
-                if not messages and not group.packed:
-                    continue
                 target.append(len(exchanges))
                 exchanges.append(
                     Exchange(
-                        name=f"{name}.{bundle[0].tensor}" if one_by_one else name,
+                        name=f"{name}.{label}" if label else name,
                         phase=phase,
                         group=index,
                         parts=tuple(bundle),
                         ranks=group.ranks,
-                        calls=("all_to_all",) if group.packed else self._calls(group, bundle),
+                        calls=("all_to_all",) if group.packed else self._calls(group, bundle) if messages else (),
                         messages=messages,
                     )
                 )
@@ -237,7 +241,8 @@ def make_work(
     rank: int,
     segments: Sequence[Segment],
     groups: Sequence[Group],
-    exchanges: dict[Phase, list[GroupExchanges]],
+    placed: dict[Phase, list[GroupExchanges]],
+    exchanges: Sequence[Exchange],
     engine: Engine,
     checkpoint: Checkpoint,
 ) -> RankWork:
@@ -251,8 +256,9 @@ def make_work(
     # A coalesced engine hides its exchanges behind whole sequences; the others run these last, as the order says.
     share = fill if engine == "coalesced" and mine else []
     for index in mine:
-        forward += _group_ops("project", "finish", index, groups[index].rounds, exchanges["forward"][index], share)
-        backward += _group_ops("finish", "project", index, groups[index].rounds, exchanges["backward"][index], share)
+        rounds = groups[index].rounds
+        forward += _group_ops("project", "finish", index, rounds, placed["forward"][index], exchanges, share)
+        backward += _group_ops("finish", "project", index, rounds, placed["backward"][index], exchanges, share)
     if not share:
         rest = [op for ops in fill for op in ops]
         forward, backward = forward + rest, backward + rest
@@ -282,20 +288,27 @@ def _group_ops(
     last: Literal["project", "finish"],
     group: int,
     rounds: int,
-    exchanges: GroupExchanges,
+    placed: GroupExchanges,
+    exchanges: Sequence[Exchange],
     fill: list[list[Op]],
 ) -> list[Op]:
     """A group's operations in one pass; ``fill`` runs while the first exchange in and the one back are in flight."""
     ops = [Op(first, group)]
     waiting = list(fill)
-    for index in exchanges.into[0]:
-        ops += [Op("issue", index), *(waiting.pop(0) if waiting else []), Op("wait", index)]
+
+    def enter_and_wait(indexes: list[int]) -> None:
+        for index in indexes:
+            if exchanges[index].is_local:
+                ops.append(Op("keep", index))
+            else:
+                ops.extend((Op("issue", index), *(waiting.pop(0) if waiting else []), Op("wait", index)))
+
+    enter_and_wait(placed.into[0])
     for t in range(rounds):
-        coming = exchanges.into[t + 1] if t + 1 < rounds else []
-        ops += [Op("issue", index) for index in coming]
+        coming = placed.into[t + 1] if t + 1 < rounds else []
+        ops += [Op("issue", index) for index in coming if not exchanges[index].is_local]
         ops.append(Op("attend", group, t))
-        ops += [Op("wait", index) for index in coming]
-    for index in exchanges.back:
-        ops += [Op("issue", index), *(waiting.pop(0) if waiting else []), Op("wait", index)]
+        ops += [Op("keep" if exchanges[index].is_local else "wait", index) for index in coming]
+    enter_and_wait(placed.back)
     ops.append(Op(last, group))
     return ops

@@ -84,11 +84,13 @@ def state_formula(sharding: Sharding) -> str:
 def layer_bytes_per_token(model: ModelSpec) -> int:
     """Activations of one block per token, nothing checkpointed: 50 d + 4 f in bf16 (counted on the Wan block).
 
+    Joint attention has no cross-attention, whose six tensors (q, q norm, output, projection, norm, residual) are 12 d.
     A per-token timestep adds its six modulation vectors.
     """
     geometry = model.geometry
     per_token = 6 * geometry.hidden_dim * WIRE_BYTES if model.modulation.per_token else 0
-    return 50 * geometry.hidden_dim + 4 * geometry.ffn_dim + per_token
+    tensors = 50 if model.text.attention == "cross" else 38
+    return tensors * geometry.hidden_dim + 4 * geometry.ffn_dim + per_token
 
 
 def kept_bytes(model: ModelSpec, shape: AttentionShape, config: ParallelConfig, checkpoint: Checkpoint) -> int:

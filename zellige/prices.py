@@ -107,34 +107,49 @@ class PriceTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def attention_shape(model: ModelSpec, length: int) -> AttentionShape:
-    """The self-attention of a sequence of ``length`` tokens."""
+    """The self-attention of a sequence of ``length`` visual tokens; joint text tokens stand before them."""
     geometry = model.geometry
-    return AttentionShape(length, geometry.num_heads, geometry.num_kv_heads, geometry.head_dim)
+    return AttentionShape(model.sequence_length(length), geometry.num_heads, geometry.num_kv_heads, geometry.head_dim)
 
 
-def legal_configs(model: ModelSpec, cluster: Cluster, max_degree: int | None = None) -> tuple[ParallelConfig, ...]:
+MAX_DEGREE = 128
+"""The widest split that tables hold by default; beyond it shards of any real sequence are too short to pay."""
+
+
+def legal_configs(model: ModelSpec, cluster: Cluster, max_degree: int = MAX_DEGREE) -> tuple[ParallelConfig, ...]:
     """The configurations that a table holds, sorted by degree.
 
     h as :func:`legal_heads` says; q and k any up to 16 ranks, and powers of two beyond (where odd factors only multiply
-    the table).
+    the table). USP's configuration on all ranks is always among them.
     """
-    limit = min(cluster.num_ranks, max_degree or cluster.num_ranks)
+    limit = min(cluster.num_ranks, max_degree)
     geometry = model.geometry
-    configs = []
+    configs = {usp_config(model, cluster)}
     for h in legal_heads(geometry.num_heads, geometry.num_kv_heads, limit):
         for q in range(1, limit // h + 1):
             for k in range(1, limit // (h * q) + 1):
                 small = q * h * k <= 16
                 if small or (q & (q - 1) == 0 and k & (k - 1) == 0):
-                    configs.append(ParallelConfig(q, h, k))
+                    configs.add(ParallelConfig(q, h, k))
     return tuple(sorted(configs, key=lambda config: (config.degree, config)))
 
 
+def usp_config(model: ModelSpec, cluster: Cluster) -> ParallelConfig:
+    """USP on all ranks: h the largest legal head split that divides a node's ranks, the rest k (arXiv 2405.07719)."""
+    geometry, ranks = model.geometry, cluster.ranks_per_node
+    heads = legal_heads(geometry.num_heads, geometry.num_kv_heads, ranks)
+    h = max(h for h in heads if ranks % h == 0)
+    return ParallelConfig(1, h, cluster.num_ranks // h)
+
+
 def footprints(cluster: Cluster, degree: int) -> tuple[int, ...]:
-    """The numbers of nodes over which ``degree`` ranks are spread evenly: divisors of the degree, by powers of two."""
-    spans = []
+    """The numbers of nodes over which ``degree`` ranks are spread evenly.
+
+    Powers of two that divide the degree, from the fewest nodes to four times as many.
+    """
+    spans: list[int] = []
     nodes = 1
-    while nodes <= min(cluster.num_nodes, degree):
+    while nodes <= min(cluster.num_nodes, degree) and (not spans or nodes <= 4 * spans[0]):
         if degree % nodes == 0 and degree // nodes <= cluster.ranks_per_node:
             spans.append(nodes)
         nodes *= 2

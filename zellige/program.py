@@ -4,15 +4,15 @@ One layer is three passes: ``forward``, ``recompute`` (what checkpointing repeat
 walks its list of operations (:class:`zellige.program_parts.Op`):
 
 * ``project``: linear work on its split tokens that attention waits for; ``finish``: linear work that waits for it;
-* ``issue`` and ``wait``: enter an exchange, and need what it brought;
+* ``issue`` and ``wait``: enter an exchange, and need what it brought; ``keep``: take what stays where none is needed;
 * ``attend``: its tasks of one ring round, split sequences only; ``whole``: everything of a batch of whole sequences;
 * ``relinear``: the linear work of all its tokens again (recompute where attention is kept).
 
 **Groups** of split sequences share exchanges: all of them (``coalesced``), those of one pure-Ulysses configuration on
 one rank list (``group``), or none (``per_sequence``). A group of R ring rounds has R exchanges in and one back in each
-pass (``coalesced`` and packed groups; an unpacked one has an exchange for each tensor). Exchange ``in<t>`` brings K and
-V of round t, ``in0`` also Q. Backward sends dO, then K and V of rounds from 1 on again; gradients of K and V of round t
-leave with ``in<t+2>``, when they are complete, or with ``back``. A row is one token's vector of one head
+pass (``coalesced`` and packed groups; an unpacked one has an exchange for each tensor that travels). Exchange ``in<t>``
+brings K and V of round t, ``in0`` also Q. Backward sends dO, then K and V of rounds from 1 on again; gradients of K and
+V of round t leave with ``in<t+2>``, when they are complete, or with ``back``. A row is one token's vector of one head
 (:mod:`zellige.shards` counts them).
 """
 
@@ -89,11 +89,11 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self._members[rank]
 
     def pieces(self, rank: int) -> list[tuple[int, Range]]:
-        """The rank-local token layout: (segment, owned tokens); whole batches first, then split segments, in order."""
-        whole = [index for part in self.ranks[rank].whole for index in part]
-        split = [index for index in self.positions(rank) if self.segments[index].config.is_split]
+        """The rank-local token layout: (segment, owned tokens); whole batches first, then group by group, in order."""
         places = self.positions(rank)
-        return [(index, self.segments[index].shares[places[index]].owned) for index in whole + split]
+        order = [index for part in self.ranks[rank].whole for index in part]
+        order += [index for group in self.groups for index in group.segments if index in places]
+        return [(index, self.segments[index].shares[places[index]].owned) for index in order]
 
     def owned_tokens(self, rank: int, group: int | None = None) -> int:
         """Tokens whose linear work a rank does: its split tokens of a group, or all of its tokens."""
@@ -135,10 +135,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The name that a span of this operation bears in every trace, simulated or measured."""
         if op.kind in ("whole", "relinear"):
             return f"{phase}.{op.kind}{op.index if op.kind == 'whole' else ''}"
-        if op.kind in ("issue", "wait"):
+        if op.kind in ("issue", "wait", "keep"):
             exchange = self.exchanges[op.index]
             name = f"{phase}.{self.groups[exchange.group].name}.{exchange.name}"
-            return f"{name}.wait" if op.kind == "wait" else name
+            return name if op.kind == "issue" else f"{name}.{op.kind}"
         suffix = str(op.ring_round) if op.kind == "attend" else ""
         return f"{phase}.{self.groups[op.index].name}.{op.kind}{suffix}"
 
@@ -184,7 +184,7 @@ def lower(plan: Plan | Iterable[Placement], problem: Problem) -> Program:
     Raises :class:`ProgramError` for a placement outside the batch or the cluster.
     """
     placements = plan.placements if isinstance(plan, Plan) else tuple(plan)
-    lengths = {sequence.id: sequence.bucket.num_tokens for sequence in problem.batch.sequences}
+    lengths = {s.id: problem.model.sequence_length(s.bucket.num_tokens) for s in problem.batch.sequences}
     unknown = [placement.sequence for placement in placements if placement.sequence not in lengths]
     if unknown:
         raise ProgramError(
@@ -222,7 +222,7 @@ def build_program(
     sides = {
         phase: [builder.add(phase, index, group, exchanges) for index, group in enumerate(groups)] for phase in PHASES
     }
-    works = tuple(make_work(rank, segments, groups, sides, engine, checkpoint) for rank in range(num_ranks))
+    works = tuple(make_work(rank, segments, groups, sides, exchanges, engine, checkpoint) for rank in range(num_ranks))
     return Program(
         plan=plan,
         engine=engine,

@@ -87,11 +87,13 @@ def _check_share(program: Program, segment: Segment, position: int) -> None:
 
 
 def check_rows(program: Program) -> None:
-    """Rows into every rank are those of the row count, by pass; messages are sorted, non-empty, and leave their rank."""
+    """Rows into every rank are those of the row count, by pass; messages are sorted pairs of two ranks that enter."""
     for exchange in program.exchanges:
         pairs = [(message.source, message.destination) for message in exchange.messages]
         if pairs != sorted(set(pairs)) or any(source == destination for source, destination in pairs):
             raise ConservationError(f"messages of {_label(program, exchange)} are not sorted pairs of two ranks")
+        if exchange.is_local and pairs:
+            raise ConservationError(f"{_label(program, exchange)} has messages, and no call that carries them")
         if not {rank for pair in pairs for rank in pair} <= set(exchange.ranks):
             raise ConservationError(f"{_label(program, exchange)} has messages of ranks that do not enter it")
     for phase in ("forward", "backward"):
@@ -142,7 +144,7 @@ def check_counts(program: Program) -> None:
     for phase in PASSES:
         wanted = "backward" if phase == "backward" else "forward"
         used = {op.index for work in program.ranks for op in work.ops(phase) if op.kind == "issue"}
-        due = {index for index, exchange in enumerate(program.exchanges) if exchange.phase == wanted}
+        due = {i for i, exchange in enumerate(program.exchanges) if exchange.phase == wanted and not exchange.is_local}
         if used != due and not (phase == "recompute" and not used):
             raise ExchangeOrderError(f"{phase} does not issue every exchange of its own, and no other")
         for work in program.ranks:
@@ -201,7 +203,7 @@ def check_resident(program: Program, limit_bytes: int) -> None:
         held = resident_bytes(program, rank)
         if held > limit_bytes:
             raise ResidentMemoryError(
-                f"split attention holds {format_bytes(held)} on rank {rank}, which has room for {format_bytes(limit_bytes)}",
+                f"split attention holds {format_bytes(held)} on rank {rank}, with room for {format_bytes(limit_bytes)}",
                 details=(f"{format_bytes(held - limit_bytes)} missing",),
                 fix="a ring (k) instead of q, or more ranks for the longest sequences",
             )
@@ -212,8 +214,8 @@ def resident_bytes(
 ) -> int:
     """What split attention holds on a rank in the backward of a layer, at most.
 
-    Saved: Q, O, and K and V of round 0. Working: dO and dQ, dK and dV of a round; with rings two rounds of these (in the
-    wider type), and the K and V of a later round. Groups of other engines than ``coalesced`` run one after another.
+    Saved: Q, O, and K and V of round 0. Working: dO and dQ, dK and dV of a round; with rings two rounds of these (in
+    the wider type), and the K and V of a later round. Other engines than ``coalesced`` run one group after another.
     """
     totals = []
     for group in program.groups:

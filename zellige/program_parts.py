@@ -11,7 +11,7 @@ from zellige.files import NonNegativeInt, PositiveInt
 from zellige.shards import ParallelConfig
 
 Pass = Literal["forward", "recompute", "backward"]
-OpKind = Literal["project", "issue", "wait", "attend", "whole", "finish", "relinear"]
+OpKind = Literal["project", "issue", "wait", "keep", "attend", "whole", "finish", "relinear"]
 Tensor = Literal["q", "k", "v", "o", "do", "dq", "dk", "dv"]
 Range = tuple[int, int]
 """Half-open."""
@@ -93,7 +93,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One exchange of a group; ``in0``, ``in1`` .. or ``back``, with the tensor's name where tensors go one by one.
 
     ``ranks`` enter it. ``calls`` are the calls that an engine of this kind makes for it (an all-to-all and then an
-    all-gather are two). Messages are sorted, without empty ones and without what stays on its rank.
+    all-gather are two), none where an unpacked group's rows all stay on their ranks. Messages are sorted, without empty
+    ones and without what stays.
     """
 
     name: str
@@ -104,9 +105,14 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     calls: tuple[CollectiveOp, ...]
     messages: tuple[Message, ...]
 
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing travels and no rank enters: rows are kept where they are."""
+        return not self.calls
+
 
 class Op(msgspec.Struct, frozen=True, array_like=True):
-    """One operation of a rank. ``index`` is an exchange (issue, wait), a group (project, attend, finish), or a part."""
+    """One operation. ``index`` is an exchange (issue, wait, keep), a group (project, attend, finish), a batch."""
 
     kind: OpKind
     index: int = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from zellige.compare import Comparison, Row
+from zellige.cuts import CutReport
 from zellige.inspection import Inspection
 from zellige.placement import Plan
 from zellige.units import format_bytes, format_percent, format_time
@@ -67,6 +69,8 @@ def _memory_cell(row: Row) -> str:
 
 
 def _gap_cell(gap: float) -> str:
+    if gap >= 9:
+        return f"{1 + gap:.0f}x"
     return f"{100 * gap:.2f}%" if gap < 0.1 else f"{100 * gap:.0f}%"
 
 
@@ -164,3 +168,35 @@ def inspection_table(result: Inspection) -> Table:
             row.source,
         )
     return table
+
+
+BAR_WIDTH = 24
+
+
+def cut_tables(report: CutReport) -> list[Table]:
+    """The sorted prices with their roles, and what every k does to the plan; bars are to scale, prices in log."""
+    prices = Table(box=SIMPLE_HEAD, padding=(0, 0), show_edge=False, pad_edge=False)
+    for title, justify in (("bucket", "left"), ("whole price", "right"), ("role", "left"), ("log price", "left")):
+        prices.add_column(title, justify="right" if justify == "right" else "left", no_wrap=True)
+    logs = [math.log(bucket.whole_ns) for bucket in report.buckets]
+    for bucket, value in zip(report.buckets, logs, strict=True):
+        bar = _bar(value - min(logs), (max(logs) - min(logs)) or 1.0)
+        prices.add_row(bucket.bucket, format_time(bucket.whole_ns), bucket.role, bar)
+    by_k = Table(box=SIMPLE_HEAD, padding=(0, 0), show_edge=False, pad_edge=False)
+    for title in ("k", "dispersion", "step", "gap", "split", "planning"):
+        by_k.add_column(title, justify="right", no_wrap=True)
+    by_k.add_column("dispersion", no_wrap=True)
+    top = max(report.dispersion, default=1.0) or 1.0
+    for row in report.rows:
+        spread = "-" if row.dispersion is None else f"{row.dispersion:.2f}"
+        mark = "*" if row.k == report.k else " "
+        cells = ["-", "no plan", "-", "-"]
+        if row.step_time_ns is not None:
+            planning = format_time(row.planning_ns or 0)
+            cells = [format_time(row.step_time_ns), _gap_cell(row.gap or 0.0), str(row.num_split), planning]
+        by_k.add_row(f"{mark}{row.k}", spread, *cells, _bar(row.dispersion or 0.0, top))
+    return [prices, by_k]
+
+
+def _bar(value: float, top: float) -> str:
+    return "█" * round(BAR_WIDTH * value / top)

@@ -251,6 +251,29 @@ def received_bytes(shape: AttentionShape, config: ParallelConfig, index: int) ->
 
 
 def sequence_bytes(shape: AttentionShape, config: ParallelConfig) -> LayerBytes:
-    """The sum of :func:`received_bytes` over all positions: what the whole sequence moves in one layer."""
-    parts = [received_bytes(shape, config, index) for index in range(config.degree)]
-    return LayerBytes(forward=sum(part.forward for part in parts), backward=sum(part.backward for part in parts))
+    """The sum of :func:`received_bytes` over all positions: what the whole sequence moves in one layer.
+
+    Gradients of K and V are as many rows as K and V, sent the other way, so only those are counted.
+    """
+    query = output = first_round = all_rounds = 0
+    round_keys = [
+        sum(stop - start for start, stop in key_ranges(shape.length, config, ring * config.h, 0))
+        for ring in range(config.k)
+    ]
+    for index in range(config.degree):
+        own_start, own_stop = owned_range(shape.length, config, index)
+        own = own_stop - own_start
+        start, stop = query_range(shape.length, config, index)
+        first, last = head_range(shape, config, index)
+        query += (stop - start - own) * (last - first)
+        output += own * (shape.num_heads - (last - first))
+        if start < stop:
+            kv_first, kv_last = kv_head_range(shape, config, index)
+            first_round += 2 * (round_keys[coordinates(config, index)[1]] - own) * (kv_last - kv_first)
+            all_rounds += 2 * (shape.length - own) * (kv_last - kv_first)
+    later = all_rounds - first_round
+    row_bytes = shape.head_dim * WIRE_BYTES
+    return LayerBytes(
+        forward=row_bytes * (query + all_rounds + output),
+        backward=row_bytes * (query + output + later + first_round) + shape.head_dim * RING_GRADIENT_BYTES * later,
+    )

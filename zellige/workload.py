@@ -271,6 +271,9 @@ def build_batch(
 
 def _assign(clip: Clip, model: ModelSpec, patterns: SequenceOf[BucketPattern], resample: bool) -> Bucket | Drop:
     frames, snapped = training_frames(clip, model, resample=resample)
+    if clip.num_frames > 1 and not model.takes_videos:
+        still = f"{clip.width}x{clip.height}x1"
+        return Drop(clip=clip, reason=f"{model.name} is an image model", suggestion=f"a frame of it, {still}")
     if clip.num_frames > 1 and snapped < 2:
         shortest = model.latent.vae_stride_t + 1
         return Drop(

@@ -6,6 +6,7 @@ from zellige.errors import IllegalSplitError
 from zellige.placement import Placement, Plan, Problem, Solver, make_plan, rank_costs
 from zellige.plan.bounds import best_bound
 from zellige.plan.lists import equal_groups, longest_first
+from zellige.prices import usp_config
 from zellige.shards import WHOLE, ParallelConfig, legal_heads, parse_config
 
 
@@ -19,7 +20,7 @@ def plan_dp(problem: Problem) -> Plan:
 
 def plan_usp(problem: Problem) -> Plan:
     """Every sequence on all ranks: Ulysses inside, ring outside (USP, arXiv 2405.07719)."""
-    config = usp_config(problem)
+    config = _usp_config(problem)
     ranks = tuple(range(problem.cluster.num_ranks))
     placements = [
         Placement(sequence=sequence.id, bucket=sequence.bucket.name, config=config, ranks=ranks)
@@ -31,19 +32,14 @@ def plan_usp(problem: Problem) -> Plan:
     )
 
 
-def usp_config(problem: Problem) -> ParallelConfig:
-    """The set-up's configuration, or h = the largest legal head split that divides a node's ranks, the rest k."""
-    num_ranks = problem.cluster.num_ranks
-    if problem.setup.usp:
-        config = parse_config(problem.setup.usp)
-    else:
-        geometry = problem.model.geometry
-        heads = legal_heads(geometry.num_heads, geometry.num_kv_heads, problem.cluster.ranks_per_node)
-        h = max(h for h in heads if problem.cluster.ranks_per_node % h == 0)
-        config = ParallelConfig(1, h, num_ranks // h)
-    if config.degree != num_ranks:
+def _usp_config(problem: Problem) -> ParallelConfig:
+    """The set-up's configuration, or USP's own."""
+    if not problem.setup.usp:
+        return usp_config(problem.model, problem.cluster)
+    config = parse_config(problem.setup.usp)
+    if config.degree != problem.cluster.num_ranks:
         raise IllegalSplitError(
-            f"USP's {config} has degree {config.degree}, but every sequence runs on all {num_ranks} ranks",
+            f"USP's {config} has degree {config.degree}, every sequence runs on all {problem.cluster.num_ranks} ranks",
             fix="leave --usp out, or give factors whose product is the number of ranks",
         )
     require_legal(problem, config)

@@ -9,15 +9,20 @@ from zellige.plan.anchors import AnchorGroup, candidate_options, place_anchors
 from zellige.plan.bounds import best_bound
 from zellige.plan.cut import catalog_cut
 from zellige.plan.fillers import RankLoads, pack_fillers
+from zellige.workload import Bucket
 
 
 def plan_zellige_paper(problem: Problem) -> Plan:
-    """Anchors by CP-SAT with exact compact formulation, fillers greedily. Fillers stay whole.
+    """The catalog cut of the problem's buckets, then :func:`plan_with_anchors`."""
+    return plan_with_anchors(problem, anchor_buckets(problem))
+
+
+def plan_with_anchors(problem: Problem, anchors: set[str]) -> Plan:
+    """Sequences of the named buckets by CP-SAT with exact compact formulation, all others whole and greedily.
 
     Raises :class:`InfeasibleError` and its kinds when memory allows no such plan.
     """
     require_placeable(problem)
-    anchors = anchor_buckets(problem)
     loads = RankLoads(problem.cluster.num_ranks)
     waiting = defaultdict(list)
     for sequence in problem.batch.sequences:
@@ -44,9 +49,15 @@ def plan_zellige_paper(problem: Problem) -> Plan:
     return make_plan(problem, "zellige-paper", placements, bound=best_bound(problem), solver=solver, notes=(note,))
 
 
-def anchor_buckets(problem: Problem) -> set[str]:
-    """Names of the buckets above the catalog cut, and of those that fit on no rank whole."""
-    buckets = sorted(problem.batch.buckets, key=lambda bucket: problem.whole(bucket).time_ns)
-    cut = catalog_cut([problem.whole(bucket).time_ns for bucket in buckets])
-    above = {bucket.name for bucket in buckets[cut.k :]}
+def anchor_buckets(problem: Problem, k: int | None = None) -> set[str]:
+    """Names of the buckets above the catalog cut (or above the k cheapest), and of those that fit on no rank whole."""
+    buckets = buckets_by_price(problem)
+    if k is None:
+        k = catalog_cut([problem.whole(bucket).time_ns for bucket in buckets]).k
+    above = {bucket.name for bucket in buckets[k:]}
     return above | {bucket.name for bucket in buckets if not problem.fits_alone(problem.whole(bucket))}
+
+
+def buckets_by_price(problem: Problem) -> list[Bucket]:
+    """The catalog's buckets by whole price, the cheapest first."""
+    return sorted(problem.batch.buckets, key=lambda bucket: (problem.whole(bucket).time_ns, bucket))

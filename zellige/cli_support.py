@@ -1,0 +1,208 @@
+"""What the commands share: option types, printing, progress, errors. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zellige.errors import ZelligeError
+
+
+def complete_catalog(incomplete: str) -> list[str]:
+    """Bundled names of any kind that start with what was typed."""
+    from zellige.catalog import KINDS, names
+
+    return [name for kind in KINDS for name in names(kind) if name.startswith(incomplete)]
+
+
+def _complete(kind: str) -> Callable[[str], list[str]]:
+    def names_of_kind(incomplete: str) -> list[str]:
+        from zellige.catalog import names
+
+        return [name for name in names(kind) if name.startswith(incomplete)]
+
+    return names_of_kind
+
+
+def complete_batch(incomplete: str) -> list[str]:
+    """Workloads, and generators behind ``gen:``."""
+    from zellige.catalog import names
+
+    found = [*names("workloads"), *(f"gen:{name}" for name in names("generators"))]
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def complete_policy(incomplete: str) -> list[str]:
+    """Policies by name."""
+    from zellige.plan import POLICIES
+
+    return [name for name in POLICIES if name.startswith(incomplete)]
+
+
+class ShardingChoice(enum.StrEnum):
+    """How parameters, gradients and optimizer state are spread over ranks."""
+
+    DDP = "ddp"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+
+
+class CheckpointChoice(enum.StrEnum):
+    """What is recomputed in backward."""
+
+    FULL = "full"
+    SELECTIVE = "selective"
+    NONE = "none"
+
+
+class EngineChoice(enum.StrEnum):
+    """Who shares attention calls."""
+
+    COALESCED = "coalesced"
+    PER_SEQUENCE = "per_sequence"
+    GROUP = "group"
+
+
+BatchArguments = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="BATCH...", help="Clip lists (.jsonl, .csv), workloads, or gen:NAME.", autocompletion=complete_batch
+    ),
+]
+ClusterOption = Annotated[
+    str, typer.Option("--cluster", help="A cluster's name or .toml file.", autocompletion=_complete("clusters"))
+]
+ModelOption = Annotated[
+    str, typer.Option("--model", help="A model's name or .toml file.", autocompletion=_complete("models"))
+]
+ShardingOption = Annotated[ShardingChoice, typer.Option("--sharding", help="Sharding of the model's state.")]
+CheckpointOption = Annotated[CheckpointChoice, typer.Option("--checkpoint", help="Activation checkpointing.")]
+EngineOption = Annotated[
+    EngineChoice | None, typer.Option("--engine", help="Price under this engine, not the policy's own.")
+]
+BucketsOption = Annotated[
+    str, typer.Option("--buckets", help="Bucket set: 1280x720x81,480x480,... or frame counts 1,81 or a .txt file.")
+]
+KeepFpsOption = Annotated[bool, typer.Option("--keep-fps", help="Take frames as they are, without resampling.")]
+PricesOption = Annotated[str, typer.Option("--prices", help="A price table instead of analytic prices.")]
+UspOption = Annotated[str, typer.Option("--usp", help="USP's configuration, as h4k2.")]
+BatchesOption = Annotated[int, typer.Option("--batches", min=1, max=100_000, help="How many batches gen:NAME draws.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of gen:NAME.")]
+KnapformerOption = Annotated[str, typer.Option("--knapformer", help="KnapFormer's bags, as g2n1+g6n1.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; errors too, on stderr.")]
+
+
+def planning_options(
+    cluster: str,
+    model: str,
+    sharding: ShardingChoice,
+    checkpoint: CheckpointChoice,
+    engine: EngineChoice | None,
+    buckets: str,
+    keep_fps: bool,
+    prices: str,
+    usp: str = "",
+    knapformer: str = "",
+    batches: int = 1,
+    seed: int = 0,
+) -> Any:
+    """Parse the options that planning commands share; raises where a value cannot be read."""
+    from zellige.plan.bags import parse_bag_spec
+    from zellige.shards import parse_config
+    from zellige.sources import Options
+
+    if usp:
+        parse_config(usp)
+    if knapformer:
+        parse_bag_spec(knapformer)
+    return Options(
+        cluster=cluster,
+        model=model,
+        sharding=sharding.value,
+        checkpoint=checkpoint.value,
+        engine=engine.value if engine else None,
+        buckets=buckets,
+        resample=not keep_fps,
+        prices=prices,
+        usp=usp,
+        knapformer=knapformer,
+        batches=batches,
+        seed=seed,
+    )
+
+
+def console(*, stderr: bool = False) -> Any:
+    """A rich console on stdout or stderr."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def print_lines(lines: list[str]) -> None:
+    """Print lines as they are."""
+    for line in lines:
+        console().print(line, markup=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON for people."""
+    from zellige.files import readable_json
+
+    sys.stdout.write(readable_json(value))
+
+
+def print_error(error: ZelligeError, as_json: bool) -> None:
+    """Print an error on stderr, as text or as JSON."""
+    if as_json:
+        from zellige.files import readable_json
+
+        sys.stderr.write(readable_json(error.as_dict()))
+    else:
+        sys.stderr.write(f"{error}\n")
+
+
+def last_frame(error: BaseException) -> str:
+    """File and line where an exception was raised."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else ""
+
+
+def warn_drops(source: Any, drops: Any) -> None:
+    """Say on stderr which clips were dropped, and why."""
+    from zellige.report import drop_lines
+
+    total = sum(len(clips) for clips in source.clips.values())
+    sys.stderr.write(
+        "\n".join([f"warning: {source.label}: {drop_lines(drops, total)[0]}", *drop_lines(drops, total)[1:]]) + "\n"
+    )
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, where that is a terminal."""
+    from rich.progress import Progress
+
+    terminal = console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)
+
+
+def require_one_setting(problems: list[Any]) -> None:
+    """Refuse batches that are for different clusters or models."""
+    from zellige.errors import UsageError
+
+    settings = sorted({(problem.cluster.name, problem.model.name) for problem in problems})
+    if len(settings) > 1:
+        listed = ", ".join(f"{model} on {cluster}" for cluster, model in settings)
+        raise UsageError(
+            f"the batches are for different set-ups: {listed}", fix="one --cluster and one --model for all"
+        )
