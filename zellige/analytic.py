@@ -108,13 +108,14 @@ def analytic_price(
     layers = model.geometry.num_layers
     full = checkpoint == "full"
     recompute = linear[0] if checkpoint != "none" else 0.0
-    recompute += (attention[0] + exchange[0]) if full else 0.0
+    recompute += attention[0] if full else 0.0
+    exposed = sum(exchange) + (exchange[0] if full else 0.0)
     passes = 4 if full else 3
     moved = sequence_bytes(shape, config)
     return Price(
         linear_ns=math.ceil(layers * sum(linear)),
         attention_ns=math.ceil(layers * sum(attention)),
-        exchange_ns=math.ceil(layers * sum(exchange)),
+        exchange_ns=math.ceil(layers * exposed),
         launch_ns=math.ceil(layers * passes * own_calls_ns(cluster, config, num_nodes)),
         recompute_ns=math.ceil(layers * recompute),
         kept_bytes=kept_bytes(model, shape, config, checkpoint),

@@ -125,7 +125,7 @@ def epoch_findings(batch: Batch, batch_size: int, num_ranks: int) -> list[Findin
         Finding(
             code="ZL121",
             where=batch.name,
-            message=f"{len(short)} of {len(counts)} buckets hold fewer than {batch_size} x {num_ranks} = {needed} clips;"
+            message=f"{len(short)} of {len(counts)} buckets hold under {batch_size} x {num_ranks} = {needed} clips;"
             f" with drop_last their {clips} clips never train"
             + (" and the epoch has 0 steps" if none else "")
             + f" (fewest: {example.name}, {short[example]})",
@@ -215,8 +215,11 @@ def check_plan(plan: Plan, where: str, options: Options) -> list[Finding]:
     if findings:
         return findings
     costs = rank_costs(problem, plan.placements)
-    stated = [(p.time_ns, p.memory_bytes) for p in plan.predicted]
-    if stated != list(zip(costs.times_ns, costs.memory_bytes, strict=True)) or plan.comm_bytes != costs.comm_bytes:
+    stated = [(p.time_ns, p.communication_ns, p.memory_bytes) for p in plan.predicted]
+    if (
+        stated != list(zip(costs.times_ns, costs.exposed_ns, costs.memory_bytes, strict=True))
+        or plan.comm_bytes != costs.comm_bytes
+    ):
         findings.append(
             _plan_finding(
                 where, "predicted times, memory or bytes differ from its prices", "check with the same --prices"

@@ -82,6 +82,7 @@ def compare_command(
     knapformer: KnapformerOption = "",
     batches: BatchesOption = 1,
     seed: SeedOption = 0,
+    breakdown: Annotated[bool, typer.Option("--breakdown", help="Show compute, communication and waiting.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Plan each batch with every policy and compare: step time, balance, communication, memory, gap to the bound."""
@@ -105,7 +106,7 @@ def compare_command(
     if json:
         print_json(result)
         return
-    _print_comparison(result)
+    _print_comparison(result, breakdown)
 
 
 @app.command("plan")
@@ -321,11 +322,14 @@ def main() -> None:
         sys.exit(bug.exit_code)
 
 
-def _print_comparison(result: Any) -> None:
-    from zellige.report import comparison_footer, comparison_lines, comparison_table, spread_table
+def _print_comparison(result: Any, breakdown: bool) -> None:
+    from zellige.report import breakdown_table, comparison_footer, comparison_lines, comparison_table, spread_table
 
     print_lines(comparison_lines(result))
     console().print(comparison_table(result))
+    if breakdown:
+        print_lines([""])
+        console().print(breakdown_table(result))
     if result.batches > 1:
         print_lines([""])
         console().print(spread_table(result))

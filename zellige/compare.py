@@ -23,7 +23,11 @@ NO_GAIN = 0.01
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy over the batches; times are means over batches where there are several."""
+    """One policy over the batches; times are means over batches where there are several.
+
+    ``compute_ns``, ``communication_ns`` (exposed transfer, and calls) and ``wait_ns`` are means over ranks, and add
+    up to the step: a rank that is done waits for the slowest.
+    """
 
     policy: str
     engine: Engine
@@ -42,6 +46,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gap: float | None
     reason: str = ""
     notes: tuple[str, ...] = ()
+    compute_ns: int = 0
+    communication_ns: int = 0
+    wait_ns: int = 0
     step_time_stdev_ns: int = 0
     win_rate: float = 0.0
     batches_planned: int = 1
@@ -187,6 +194,7 @@ def _row(policy: str, outcomes: Sequence[Plan | str], problems: Sequence[Problem
     times = [plan.makespan_ns for plan in plans]
     comm, peak = sum(plan.comm_bytes for plan in plans), max(plan.peak_memory_bytes for plan in plans)
     bound = sum(plan.bound_ns for plan in plans)
+    parts = [(_mean_time(plan), plan.mean_communication_ns) for plan in plans]
     return Row(
         policy=policy,
         engine=engine,
@@ -204,9 +212,16 @@ def _row(policy: str, outcomes: Sequence[Plan | str], problems: Sequence[Problem
         bound_ns=round(bound / len(plans)),
         gap=sum(times) / bound - 1,
         notes=plans[0].notes if len(plans) == 1 or policy.startswith("knapformer-best") else (),
+        compute_ns=round(statistics.fmean(c - x for c, x in parts)),
+        communication_ns=round(statistics.fmean(x for _, x in parts)),
+        wait_ns=round(statistics.fmean(t - c for t, (c, _) in zip(times, parts, strict=True))),
         step_time_stdev_ns=round(statistics.stdev(times)) if len(times) > 1 else 0,
         batches_planned=len(plans),
     )
+
+
+def _mean_time(plan: Plan) -> float:
+    return statistics.fmean(prediction.time_ns for prediction in plan.predicted)
 
 
 def _with_ratios(rows: Sequence[Row], outcomes: dict[str, list[Plan | str]]) -> list[Row]:

@@ -36,14 +36,16 @@ ENGINES: tuple[Engine, ...] = ("coalesced", "per_sequence", "group")
 class Option(msgspec.Struct, frozen=True):
     """A way to run a bucket: a configuration on a footprint, and its costs on each participating rank.
 
-    ``time_ns`` is what it takes alone, ``floor_ns`` what remains where its calls are shared; ``kept_bytes`` add up
-    over a rank's sequences, of ``live_bytes`` only the largest counts (0 for the coalesced engine, which keeps all).
+    ``time_ns`` is what it takes alone (of which ``compute_ns`` is no communication), ``floor_ns`` what remains where
+    its calls are shared; ``kept_bytes`` add up over a rank's sequences, of ``live_bytes`` only the largest counts (0
+    for the coalesced engine, which keeps all).
     """
 
     config: ParallelConfig
     num_nodes: int
     time_ns: int
     floor_ns: int
+    compute_ns: int
     kept_bytes: int
     live_bytes: int
     comm_bytes: int
@@ -143,6 +145,7 @@ class Problem:
             num_nodes=nodes,
             time_ns=price.packed_ns + own,
             floor_ns=price.packed_ns + (0 if packable else price.launch_ns),
+            compute_ns=price.packed_ns - price.exchange_ns,
             kept_bytes=price.kept_bytes + (price.live_bytes if keep_live else 0),
             live_bytes=0 if keep_live else price.live_bytes,
             comm_bytes=price.comm_bytes,
@@ -173,10 +176,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RankPrediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a rank's step is predicted to take and to need."""
+    """What a rank's step is predicted to take and to need; ``communication_ns`` of the time is exposed exchanges."""
 
     rank: NonNegativeInt
     time_ns: NonNegativeInt
+    communication_ns: NonNegativeInt
     memory_bytes: NonNegativeInt
 
 
@@ -237,6 +241,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return max(prediction.memory_bytes for prediction in self.predicted)
 
     @property
+    def mean_communication_ns(self) -> float:
+        """Exposed communication of a rank, the mean over ranks."""
+        return sum(prediction.communication_ns for prediction in self.predicted) / len(self.predicted)
+
+    @property
     def max_over_mean(self) -> float:
         """The slowest rank's time over the mean."""
         times = [prediction.time_ns for prediction in self.predicted]
@@ -244,9 +253,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class RankCosts(msgspec.Struct, frozen=True):
-    """Time and memory of every rank, and the bytes that all ranks receive."""
+    """Time and memory of every rank, and the bytes that all ranks receive; ``exposed_ns`` is transfer and calls."""
 
     times_ns: tuple[int, ...]
+    exposed_ns: tuple[int, ...]
     memory_bytes: tuple[int, ...]
     comm_bytes: int
 
@@ -254,7 +264,7 @@ class RankCosts(msgspec.Struct, frozen=True):
 def rank_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
     """The additive model: each sequence's price on each of its ranks, and the calls that the engine makes."""
     num_ranks = problem.cluster.num_ranks
-    times, kept, live = [0] * num_ranks, [0] * num_ranks, [0] * num_ranks
+    times, compute, kept, live = [0] * num_ranks, [0] * num_ranks, [0] * num_ranks, [0] * num_ranks
     packed: dict[tuple[ParallelConfig, tuple[int, ...]], int] = {}
     comm = rounds = 0
     for placement in placements:
@@ -268,6 +278,7 @@ def rank_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
                 packed[placement.config, placement.ranks] = option.num_nodes
         for rank in placement.ranks:
             times[rank] += option.floor_ns
+            compute[rank] += option.compute_ns
             kept[rank] += option.kept_bytes
             live[rank] = max(live[rank], option.live_bytes)
     for (config, ranks), nodes in packed.items():
@@ -277,7 +288,8 @@ def rank_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
         shared = problem.shared_calls_ns(num_ranks, problem.cluster.num_nodes, rounds)
         times = [time + shared for time in times]
     base = problem.memory.base_bytes
-    return RankCosts(tuple(times), tuple(base + a + b for a, b in zip(kept, live, strict=True)), comm)
+    exposed = tuple(time - work for time, work in zip(times, compute, strict=True))
+    return RankCosts(tuple(times), exposed, tuple(base + a + b for a, b in zip(kept, live, strict=True)), comm)
 
 
 def make_plan(
@@ -305,8 +317,10 @@ def make_plan(
         digest="",
         placements=ordered,
         predicted=tuple(
-            RankPrediction(rank=rank, time_ns=time, memory_bytes=memory)
-            for rank, (time, memory) in enumerate(zip(costs.times_ns, costs.memory_bytes, strict=True))
+            RankPrediction(rank=rank, time_ns=time, communication_ns=exposed, memory_bytes=memory)
+            for rank, (time, exposed, memory) in enumerate(
+                zip(costs.times_ns, costs.exposed_ns, costs.memory_bytes, strict=True)
+            )
         ),
         makespan_ns=makespan,
         memory_limit_bytes=problem.memory.usable_bytes,

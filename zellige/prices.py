@@ -25,10 +25,10 @@ PriceSource = Literal["measured", "fitted", "analytic"]
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Components of one (bucket, configuration, footprint), per participating rank and step.
 
-    ``linear_ns``, ``attention_ns`` and ``exchange_ns`` (exposed) are forward and backward; ``recompute_ns`` is the same
-    three once more where the checkpointing mode recomputes them; ``launch_ns`` is latency and host time of all calls of
-    the sequence when nothing is packed. ``kept_bytes`` add up over a rank's sequences, ``live_bytes`` is what the layer
-    being run needs. ``comm_bytes`` is what all ranks together receive.
+    ``linear_ns`` and ``attention_ns`` are forward and backward; ``recompute_ns`` is their forward once more where the
+    checkpointing mode recomputes it; ``exchange_ns`` is the exposed transfer of all passes; ``launch_ns`` is latency
+    and host time of all calls of the sequence when nothing is packed. ``kept_bytes`` add up over a rank's sequences,
+    ``live_bytes`` is what the layer being run needs. ``comm_bytes`` is what all ranks together receive.
     """
 
     linear_ns: NonNegativeInt

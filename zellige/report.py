@@ -26,6 +26,16 @@ def comparison_table(comparison: Comparison) -> Table:
     return table
 
 
+def breakdown_table(comparison: Comparison) -> Table:
+    """Where a rank's step goes, the mean over ranks: compute, exposed communication, waiting for the slowest rank."""
+    table = _table("policy", "step", "compute", "communication", "wait")
+    for row in comparison.rows:
+        if row.step_time_ns is not None:
+            parts = (row.step_time_ns, row.compute_ns, row.communication_ns, row.wait_ns)
+            table.add_row(row.policy, *(_tight(format_time(part)) for part in parts))
+    return table
+
+
 def spread_table(comparison: Comparison) -> Table:
     """Over many batches: mean and standard deviation of the step, and how often each policy is the best that fits."""
     table = _table("policy", "mean step", "std dev", "best in")
