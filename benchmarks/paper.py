@@ -1,6 +1,6 @@
-"""The 10 s suite of arXiv 2608.01150 against this model: step times, slow-downs, and what every term contributes.
+"""The suites of arXiv 2608.01150 against this model: step times, slow-downs, and what every term contributes.
 
-    python benchmarks/paper.py [--json]
+    python benchmarks/paper.py [SUITE ...] [--json]
 
 A term is switched off by giving its constant a value that makes it vanish; everything else, plans included, is computed
 again. Published figures are second-hand readings of the paper's plots; the batches are inferred (see their files).
@@ -27,6 +27,13 @@ SHARES = (35, 40, 45, 50, 55, 60)
 POLICIES = ("dp", "usp", "knapformer", "static", "static-coalesced", "zellige-paper", "zellige-paper-coalesced")
 PUBLISHED = {"usp": 1.33, "knapformer": 1.22}
 PUBLISHED_SECONDS = {"zellige-paper": (199, 238), "usp": (273, 305), "knapformer": (260, 260), "dp": (488, 488)}
+SUITES = {
+    "paper-10s-high": "KnapFormer 1.31 -> 1.10, USP 1.37 -> 1.28, AdaptiveLoad 2.45 -> 2.06",
+    "paper-10s-low": "not read",
+    "paper-15s-a800x16": "KnapFormer 1.12-1.48, USP 1.63-2.06, AdaptiveLoad out of memory",
+    "paper-15s-a6000x32": "not read",
+}
+ATTRIBUTED = "paper-10s-high"
 NOTHING, EVERYTHING = 1e-9, 1e9
 
 Change = Callable[[Cluster, ModelSpec], tuple[Cluster, ModelSpec]]
@@ -34,19 +41,28 @@ replace = msgspec.structs.replace
 
 
 def main() -> None:
-    plans = {share: run(share, lambda cluster, model: (cluster, model)) for share in SHARES}
-    full = slow_downs(plans)
-    attribution = {name: slow_downs({s: run(s, change) for s in SHARES}) for name, change in TERMS.items()}
+    chosen = [name for name in sys.argv[1:] if not name.startswith("-")] or list(SUITES)
+    report = {}
+    for suite in chosen:
+        plans = {share: run(suite, share, unchanged) for share in SHARES}
+        without = {}
+        if suite == ATTRIBUTED:
+            without = {name: slow_downs({s: run(suite, s, change) for s in SHARES}) for name, change in TERMS.items()}
+        if "--json" not in sys.argv:
+            print(f"\n{suite} (published slow-downs against Zellige, V35 -> V60: {SUITES[suite]})")
+            print_steps(suite, plans)
+            print_attribution(slow_downs(plans), without)
+        report[suite] = {
+            "seconds": {p: [plans[s][p].makespan_ns / 1e9 for s in SHARES] for p in POLICIES},
+            "slow_downs": slow_downs(plans),
+            "without": without,
+        }
     if "--json" in sys.argv:
-        seconds = {p: [plans[s][p].makespan_ns / 1e9 for s in SHARES] for p in POLICIES}
-        print(json.dumps({"seconds": seconds, "slow_downs": full, "without": attribution}, indent=2))
-        return
-    print_steps(plans)
-    print_attribution(full, attribution)
+        print(json.dumps(report, indent=2))
 
 
-def run(share: int, change: Change) -> dict[str, Plan]:
-    source = read_source(f"paper-10s-high-v{share}", Options())
+def run(suite: str, share: int, change: Change) -> dict[str, Plan]:
+    source = read_source(f"{suite}-v{share}", Options())
     cluster, model = change(load_cluster(source.cluster), load_model(source.model))
     batch, _ = next(iter(batches_of(source, model, Options())))
     problem = build_problem(batch, cluster=cluster, model=model, setup=source.setup)
@@ -61,31 +77,42 @@ def slow_downs(plans: dict[int, dict[str, Plan]]) -> dict[str, float]:
     }
 
 
-def print_steps(plans: dict[int, dict[str, Plan]]) -> None:
+def print_steps(suite: str, plans: dict[int, dict[str, Plan]]) -> None:
     print("step seconds, and in brackets communication relative to USP")
-    print(f"{'policy':26s}" + "".join(f"{f'V{share}':>14s}" for share in SHARES) + "   published V35 -> V60")
+    print(f"{'policy':26s}" + "".join(f"{f'V{share}':>15s}" for share in SHARES))
     for policy in POLICIES:
         cells = []
         for share in SHARES:
             plan, usp = plans[share][policy], plans[share]["usp"]
             moved = plan.comm_bytes / usp.comm_bytes
-            cells.append(f"{plan.makespan_ns / 1e9:7.1f} ({moved:.2f})" + (" " if plan.fits else "!"))
-        published = PUBLISHED_SECONDS.get(policy)
-        tail = f"   {published[0]} -> {published[1]}" if published else ""
+            cells.append(f"{plan.makespan_ns / 1e9:8.1f} ({moved:.2f})" + (" " if plan.fits else "!"))
+        tail = ""
+        if suite == ATTRIBUTED and policy in PUBLISHED_SECONDS:
+            tail = "  published {} -> {}".format(*PUBLISHED_SECONDS[policy])
         print(f"{policy:26s}" + "".join(cells) + tail)
-    print("! over the memory of a GPU by this memory model")
+    over = {
+        policy: max((plan[policy].peak_memory_bytes - plan[policy].memory_limit_bytes) / 1e9 for plan in plans.values())
+        for policy in POLICIES
+    }
+    listed = ", ".join(f"{policy} by up to {value:.0f} GB" for policy, value in over.items() if value > 0)
+    print(f"! over the memory of a GPU by this memory model: {listed or 'none'}")
     planning = [plans[share]["zellige-paper"].solver.planning_ns / 1e6 for share in SHARES]
-    print("zellige-paper plans in " + ", ".join(f"{ms:.0f}" for ms in planning) + " ms (published 33 .. 119)\n")
+    print("zellige-paper plans in " + ", ".join(f"{ms:.0f}" for ms in planning) + " ms\n")
 
 
 def print_attribution(full: dict[str, float], attribution: dict[str, dict[str, float]]) -> None:
     shown = [policy for policy in POLICIES if not policy.startswith("zellige")]
     print("mean slow-down against zellige-paper")
     print(f"{'':34s}" + "".join(f"{policy:>18s}" for policy in shown))
-    print(f"{'published':34s}" + "".join(f"{PUBLISHED.get(policy, float('nan')):18.2f}" for policy in shown))
+    if attribution:
+        print(f"{'published':34s}" + "".join(f"{PUBLISHED.get(policy, float('nan')):18.2f}" for policy in shown))
     print(f"{'all terms':34s}" + "".join(f"{full[policy]:18.3f}" for policy in shown))
     for name, values in attribution.items():
         print(f"{'without ' + name:34s}" + "".join(f"{values[p]:18.3f}" for p in shown))
+
+
+def unchanged(cluster: Cluster, model: ModelSpec) -> tuple[Cluster, ModelSpec]:
+    return cluster, model
 
 
 def without_host(cluster: Cluster, model: ModelSpec) -> tuple[Cluster, ModelSpec]:
