@@ -44,13 +44,15 @@ def load_device(name: str) -> Device:
 
 
 def load_cluster(name: str) -> Cluster:
-    """A cluster by bundled name or by path of a TOML file; its ``device`` is a name or path of its own."""
+    """A cluster by bundled name or by path of a TOML file; its ``device`` is a name, or a path beside it."""
     path = _locate("clusters", name)
     text = read_text(path)
     raw: dict[str, Any] = decode_toml(text, dict, path.name)
     device = raw.get("device")
     if not isinstance(device, str):
         raise FormatError("device must name a device of the catalog", where=path.name)
+    if device.endswith(".toml"):
+        device = str(path.parent / device)
     raw["device"] = msgspec.to_builtins(load_device(device))
     return convert(raw, Cluster, path.name)
 
@@ -106,7 +108,7 @@ def catalog_text(name: str) -> str:
 
 def is_workload(name: str) -> bool:
     """Whether a batch argument is a bundled workload or a workload file, rather than a clip list."""
-    return name.endswith(".toml") or (catalog_root() / "workloads" / f"{name}.toml").is_file()
+    return name.endswith(".toml") or name in names("workloads")
 
 
 def _locate(kind: str, name: str) -> Path:

@@ -13,7 +13,7 @@ from zellige.bucket_sets import BucketSet, bucket_memory
 from zellige.catalog import load_bucket_set, load_cluster, load_device, load_generator, load_model, names
 from zellige.cluster import Cluster, Device
 from zellige.errors import FormatError, SchemaVersionError
-from zellige.files import convert, decode_toml, parse_json, read_text
+from zellige.files import convert, decode_toml, parse_json, printable, read_text
 from zellige.generate import BatchGenerator
 from zellige.memory import memory_model
 from zellige.model import ModelSpec
@@ -68,6 +68,13 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
     summary: list[str] = []
     for batch, drops in batches_of(source, model, options):
         findings += drop_findings(drops, len(batch.sequences) + len(drops))
+        if drops:
+            keep = list(dict.fromkeys(drop.suggestion for drop in drops if drop.suggestion))
+            total = len(batch.sequences) + len(drops)
+            summary.append(
+                f"{batch.name}: {len(drops)} of {total} clips dropped"
+                + (f"; buckets that would keep them: {', '.join(keep)}" if keep else "")
+            )
         if not batch.sequences:
             continue
         summary += batch_summary(batch, batch_size)
@@ -76,7 +83,7 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
             lines, found = memory_findings(batch, model, cluster, options)
             summary += lines
             findings += found
-    return Report(file=argument, findings=tuple(findings), summary=tuple(summary))
+    return Report(file=printable(argument), findings=tuple(findings), summary=tuple(summary))
 
 
 def drop_findings(drops: Sequence[Drop], total: int) -> list[Finding]:
@@ -86,7 +93,7 @@ def drop_findings(drops: Sequence[Drop], total: int) -> list[Finding]:
             code="ZL120",
             where=drop.clip.where,
             message=f"{drop.clip.id} ({drop.clip.shape}) is dropped, {index} of {total}: {drop.reason}",
-            fix=f"a bucket {drop.suggestion}",
+            fix=f"a bucket {drop.suggestion}" if drop.suggestion else "",
         )
         for index, drop in enumerate(drops, 1)
     ]
@@ -185,7 +192,9 @@ def check_bucket_set(bucket_set: BucketSet, where: str, options: Options) -> Rep
         if p.num_frames != model.snap_frames(p.num_frames) or (p.num_frames > 1 and not model.takes_videos)
     ]
     if findings or not options.cluster:
-        return Report(file=where, findings=tuple(findings), summary=(f"{len(bucket_set.patterns())} shapes",))
+        return Report(
+            file=printable(where), findings=tuple(findings), summary=(f"{len(bucket_set.patterns())} shapes",)
+        )
     cluster = load_cluster(options.cluster)
     memory = memory_model(model, cluster, bucket_set.sharding, "full")
     rows = bucket_memory(bucket_set, model, memory.room_bytes)
@@ -202,7 +211,7 @@ def check_bucket_set(bucket_set: BucketSet, where: str, options: Options) -> Rep
         for r in rows
         if r.batch_size and r.max_batch < r.batch_size
     ]
-    return Report(file=where, findings=tuple(findings), summary=tuple(summary))
+    return Report(file=printable(where), findings=tuple(findings), summary=tuple(summary))
 
 
 def check_plan(plan: Plan, where: str, options: Options) -> list[Finding]:
@@ -316,10 +325,12 @@ def _check_json(argument: str, options: Options) -> Report:
         summary = (
             f"plan by {plan.policy}: {len(plan.placements)} sequences on {plan.cluster}, gap {100 * plan.gap:.2f} %"
         )
-        return Report(file=argument, findings=tuple(check_plan(plan, argument, options)), summary=(summary,))
+        return Report(file=printable(argument), findings=tuple(check_plan(plan, argument, options)), summary=(summary,))
     if isinstance(schema, str) and schema.startswith("zellige.prices/"):
         table = convert(raw, PriceTable, argument)
-        return Report(file=argument, findings=(), summary=(f"{len(table.rows)} prices, {', '.join(table.sources)}",))
+        return Report(
+            file=printable(argument), findings=(), summary=(f"{len(table.rows)} prices, {', '.join(table.sources)}",)
+        )
     raise SchemaVersionError(
         "the file is neither a plan nor a price table", where=argument, fix="clip lists are .jsonl or .csv"
     )
@@ -343,5 +354,7 @@ def _check_catalog(path: Path, options: Options) -> Report | None:
     else:
         return None
     return Report(
-        file=str(path), findings=(), summary=(f"{schema.removeprefix('zellige.')} {noun.name}: {noun.title}",)
+        file=printable(str(path)),
+        findings=(),
+        summary=(f"{schema.removeprefix('zellige.')} {noun.name}: {noun.title}",),
     )

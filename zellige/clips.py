@@ -10,14 +10,17 @@ import csv
 import difflib
 import io
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from zellige.errors import DuplicateIdError, EmptyBatchError, FormatError, MissingSizesError
-from zellige.files import check_schema, parse_json, read_text
+from zellige.files import check_schema, parse_json, printable, read_text
 from zellige.workload import MAX_SEQUENCES, Clip, parse_fps, repeat_clip
 
+_NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{0,18})?(?:[eE][+-]?\d{1,2})?", re.ASCII)
+_GAPS = frozenset({"", "nan", "none", "null"})
 CLIPS_SCHEMA = "zellige.clips/1"
 SIZE_COLUMNS = ("width", "height", "num_frames")
 KNOWN_COLUMNS = frozenset(
@@ -31,7 +34,7 @@ def read_clips(path: Path) -> tuple[dict[str, list[Clip]], tuple[str, ...]]:
     Raises :class:`MissingSizesError` naming the rows without sizes, :class:`FormatError`, :class:`DuplicateIdError`.
     """
     text = read_text(path)
-    label = path.name
+    label = printable(path.name)
     rows = _csv_rows(text, label) if path.suffix.lower() in {".csv", ".tsv"} else _jsonl_rows(text, label)
     collected = list(rows)
     if not collected:
@@ -39,28 +42,38 @@ def read_clips(path: Path) -> tuple[dict[str, list[Clip]], tuple[str, ...]]:
     ignored = sorted({key for _, row in collected for key in row} - KNOWN_COLUMNS)
     if ignored and path.suffix.lower() not in {".csv", ".tsv"}:
         raise _unknown_key(ignored[0], collected, label)
-    _check_sizes(collected, label)
-    return _group(collected, path.stem, label), tuple(ignored)
+    _check_sizes(collected, ignored, label)
+    return _group(collected, printable(path.stem), label), tuple(ignored)
 
 
 def _csv_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
     delimiter = "\t" if label.lower().endswith(".tsv") else ","
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    body = text.lstrip("\r\n")
+    skipped = text[: len(text) - len(body)].count("\n")
+    reader = csv.DictReader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
     try:
         columns = reader.fieldnames or []
         if len(set(columns)) != len(columns):
-            raise FormatError("a column stands twice in the header", where=f"{label}:1", details=(", ".join(columns),))
+            raise FormatError(
+                "a column stands twice in the header", where=f"{label}:{skipped + 1}", details=(", ".join(columns),)
+            )
         for row in reader:
             if None in row or None in row.values():
                 raise FormatError(
-                    "the row has another number of cells than the header", where=f"{label}:{reader.line_num}"
+                    "the row has another number of cells than the header", where=f"{label}:{reader.line_num + skipped}"
                 )
-            yield reader.line_num, {key: value for key, value in row.items() if value.strip()}
+            yield (
+                reader.line_num + skipped,
+                {key: value for key, value in row.items() if value.strip().lower() not in _GAPS},
+            )
     except csv.Error as error:
-        raise FormatError("this is not CSV", where=f"{label}:{reader.line_num}", details=(str(error),)) from None
+        raise FormatError(
+            "this is not CSV", where=f"{label}:{reader.line_num + skipped}", details=(str(error),)
+        ) from None
 
 
 def _jsonl_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    is_first = True
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -68,12 +81,13 @@ def _jsonl_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
         row = parse_json(line, where)
         if not isinstance(row, dict):
             raise FormatError("a line must be one JSON object", where=where)
-        if "schema" in row and number == 1:
+        starts, is_first = is_first, False
+        if "schema" in row and starts:
             check_schema(row, CLIPS_SCHEMA, where)
             if set(row) == {"schema"}:
                 continue
             row = {key: value for key, value in row.items() if key != "schema"}
-        yield number, row
+        yield number, {key: value for key, value in row.items() if value is not None}
 
 
 def _unknown_key(key: str, rows: list[tuple[int, dict[str, Any]]], label: str) -> FormatError:
@@ -83,7 +97,7 @@ def _unknown_key(key: str, rows: list[tuple[int, dict[str, Any]]], label: str) -
     return FormatError(f"unknown key {key!r}", where=f"{label}:{line}", fix=fix)
 
 
-def _check_sizes(rows: list[tuple[int, dict[str, Any]]], label: str) -> None:
+def _check_sizes(rows: list[tuple[int, dict[str, Any]]], ignored: list[str], label: str) -> None:
     missing = [(number, [name for name in SIZE_COLUMNS if row.get(name) is None]) for number, row in rows]
     bad = [(number, names) for number, names in missing if names]
     if not bad:
@@ -93,8 +107,16 @@ def _check_sizes(rows: list[tuple[int, dict[str, Any]]], label: str) -> None:
     raise MissingSizesError(
         f"{len(bad)} of {len(rows)} rows have no {', '.join(names)}",
         where=f"{label}: lines {shown}",
-        fix="fill the columns once from the files' headers (ffprobe prints width, height, nb_frames)",
+        fix=_column_hint(names, ignored) or "fill the columns once from the files' headers (ffprobe -show_streams)",
     )
+
+
+def _column_hint(missing: list[str], present: list[str]) -> str:
+    for name in missing:
+        close = difflib.get_close_matches(name, present, n=1)
+        if close:
+            return f"rename column {close[0]!r} to {name!r}"
+    return ""
 
 
 def _group(rows: list[tuple[int, dict[str, Any]]], stem: str, label: str) -> dict[str, list[Clip]]:
@@ -144,10 +166,9 @@ def _fps_text(row: dict[str, Any], where: str) -> str:
 def _integer(value: Any, name: str, where: str) -> int:
     """An integer; pandas writes integers of a column with gaps as ``161.0``."""
     if isinstance(value, str):
-        try:
-            value = float(value) if len(value) <= 40 else math.nan
-        except ValueError:
-            raise FormatError(f"{name} {value!r} is not a number", where=where) from None
+        if _NUMBER.fullmatch(value.strip()) is None:
+            raise FormatError(f"{name} {value[:40]!r} is not a number", where=where)
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise FormatError(f"{name} must be a number", where=where)
     if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):

@@ -97,6 +97,8 @@ class NodeLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         missing = {"all_to_all", "all_gather", "send_recv"} - present
         if missing:
             raise ValueError(f"no fit for {', '.join(sorted(missing))}")
+        if len({(point.op, point.num_ranks) for point in self.fits}) < len(self.fits):
+            raise ValueError("a fit for one operation and number of ranks stands twice")
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

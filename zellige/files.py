@@ -113,6 +113,11 @@ def digest(value: Any) -> str:
     return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
 
 
+def printable(name: str) -> str:
+    """A file's name as text that can be printed and encoded: what is not UTF-8 in it becomes question marks."""
+    return name.encode("utf-8", "replace").decode()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file in one step: to a temporary file beside it, then a rename."""
     try:
@@ -120,6 +125,8 @@ def write_text(path: Path, text: str) -> None:
             handle.write(text)
     except OSError as error:
         raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise FileError(f"cannot write {str(path)!r}: {error}") from None
 
 
 @contextlib.contextmanager

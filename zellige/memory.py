@@ -162,6 +162,8 @@ def _what_fits(model: ModelSpec, cluster: Cluster, sharding: Sharding) -> str:
                 " which is what is planned with)"
             )
     ranks = cluster.num_ranks
-    while state_bytes(model, "zero3", ranks) >= cluster.device.usable_bytes and ranks < 65_536:
+    while state_bytes(model, "zero3", ranks) >= cluster.device.usable_bytes:
         ranks *= 2
+        if ranks > 65_536:
+            return "a device with more memory: one gathered layer alone is too much for this one"
     return f"--sharding zero3 on {ranks} ranks or more"

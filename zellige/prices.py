@@ -157,12 +157,13 @@ def footprints(cluster: Cluster, degree: int) -> tuple[int, ...]:
     return tuple(spans) or (smallest,)
 
 
-def check_table(table: PriceTable, model: str, cluster: str, checkpoint: str, where: str) -> None:
+def check_table(table: PriceTable, model: str, cluster: Cluster, checkpoint: str, where: str) -> None:
     """Refuse a table that was made for something else, by name."""
     header = table.header
     for label, found, wanted in (
         ("model", header.model, model),
-        ("cluster", header.cluster, cluster),
+        ("cluster", header.cluster, cluster.name),
+        ("device", header.device, cluster.device.name),
         ("checkpointing mode", header.checkpoint, checkpoint),
     ):
         if found != wanted:

@@ -133,16 +133,18 @@ def drop_lines(drops: Sequence[Drop], total: int) -> list[str]:
     lines = [f"{len(drops)} of {total} clips dropped"]
     for drop in drops[:SHOWN_DROPS]:
         where = f" ({drop.clip.where})" if drop.clip.where else ""
-        lines.append(f"  {drop.clip.id}{where} {drop.clip.shape}: {drop.reason}; kept by {drop.suggestion}")
+        kept = f"; kept by {drop.suggestion}" if drop.suggestion else ""
+        lines.append(f"  {drop.clip.id}{where} {drop.clip.shape}: {drop.reason}{kept}")
     if len(drops) > SHOWN_DROPS:
         lines.append(f"  ... and {len(drops) - SHOWN_DROPS} more")
-    lines.append(f"  buckets that would keep them: {', '.join(suggested(drops))}")
+    if suggested(drops):
+        lines.append(f"  buckets that would keep them: {', '.join(suggested(drops))}")
     return lines
 
 
 def suggested(drops: Iterable[Drop]) -> list[str]:
     """The distinct suggestions, in order of first need."""
-    return list(dict.fromkeys(drop.suggestion for drop in drops))
+    return list(dict.fromkeys(drop.suggestion for drop in drops if drop.suggestion))
 
 
 def inspection_lines(result: Inspection) -> list[str]:

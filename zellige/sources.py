@@ -20,7 +20,7 @@ from zellige.catalog import (
 from zellige.clips import read_clips
 from zellige.cluster import Cluster
 from zellige.errors import AllDroppedError, UsageError
-from zellige.files import decode_json, read_text
+from zellige.files import decode_json, printable, read_text
 from zellige.generate import generate_clips
 from zellige.memory import Checkpoint, Sharding, memory_model
 from zellige.model import ModelSpec
@@ -66,7 +66,7 @@ def read_source(argument: str, options: Options) -> Source:
     if not is_workload(argument):
         path = Path(argument)
         clips, ignored = read_clips(path)
-        return Source(label=path.name, clips=clips, ignored_columns=ignored)
+        return Source(label=printable(path.name), clips=clips, ignored_columns=ignored)
     workload = load_workload(argument)
     baselines = workload.baselines
     return Source(
@@ -135,7 +135,7 @@ def build_problem(
     if prices is None:
         prices = analytic_table(model, cluster, batch.buckets, checkpoint)
     else:
-        check_table(prices, model.name, cluster.name, checkpoint, "prices")
+        check_table(prices, model.name, cluster, checkpoint, "prices")
     return Problem(batch, cluster, model, prices, memory, engine, setup or Setup())
 
 

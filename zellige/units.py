@@ -10,7 +10,7 @@ NS_PER_SECOND = 1_000_000_000
 def format_time(nanoseconds: int) -> str:
     """A duration with three significant figures: ``238 s``, ``1.52 ms``, ``840 ns``."""
     for unit, scale in (("s", NS_PER_SECOND), ("ms", 1_000_000), ("us", 1_000)):
-        if abs(nanoseconds) >= scale:
+        if abs(nanoseconds) >= 0.9995 * scale:
             return f"{_three_figures(nanoseconds / scale)} {unit}"
     return f"{nanoseconds} ns"
 
@@ -18,7 +18,7 @@ def format_time(nanoseconds: int) -> str:
 def format_bytes(count: int) -> str:
     """A size in decimal units with three significant figures: ``85.9 GB``, ``512 B``."""
     for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if abs(count) >= scale:
+        if abs(count) >= 0.9995 * scale:
             return f"{_three_figures(count / scale)} {unit}"
     return f"{count} B"
 
@@ -40,6 +40,6 @@ def ceil_div(numerator: int, denominator: int) -> int:
 
 def _three_figures(value: float) -> str:
     magnitude = abs(value)
-    if magnitude >= 100:
+    if magnitude >= 99.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"
+    return f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"

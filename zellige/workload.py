@@ -97,7 +97,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True):
-    """A clip that no bucket takes: why, and the bucket that would keep it."""
+    """A clip that no bucket takes: why, and the bucket that would keep it (empty where none would)."""
 
     clip: Clip
     reason: str
@@ -184,8 +184,13 @@ def parse_fps(text: str, where: str) -> Fraction:
         return Fraction(0)
     try:
         if _FPS.fullmatch(cleaned):
-            return Fraction(*map(Fraction, cleaned.split("/"))) if "/" in cleaned else Fraction(cleaned)
-        value = Fraction(Decimal(cleaned))
+            value = Fraction(*map(Fraction, cleaned.split("/")))
+        else:
+            decimal = Decimal(cleaned)
+            if decimal and decimal.is_finite() and abs(decimal.adjusted()) > 18:
+                # A fraction would write the exponent out in digits.
+                raise FormatError(f"fps {text!r} is outside 0..100000", where=where)
+            value = Fraction(decimal)
     except (InvalidOperation, ValueError, ZeroDivisionError, OverflowError):
         raise FormatError(f"fps {text!r} is not a frame rate", where=where) from None
     if not 0 <= value <= 100_000:
@@ -272,20 +277,17 @@ def build_batch(
 def _assign(clip: Clip, model: ModelSpec, patterns: SequenceOf[BucketPattern], resample: bool) -> Bucket | Drop:
     frames, snapped = training_frames(clip, model, resample=resample)
     if clip.num_frames > 1 and not model.takes_videos:
-        still = f"{clip.width}x{clip.height}x1"
-        return Drop(clip=clip, reason=f"{model.name} is an image model", suggestion=f"a frame of it, {still}")
+        return Drop(clip=clip, reason=f"{model.name} is an image model; extract a frame", suggestion="")
     if clip.num_frames > 1 and snapped < 2:
         shortest = model.latent.vae_stride_t + 1
-        return Drop(
-            clip=clip, reason=f"{frames} frames are too short for a video", suggestion=f"a clip of {shortest} frames"
-        )
+        return Drop(clip=clip, reason=f"{frames} frames, and a video has at least {shortest}", suggestion="")
     width, height = model.snap_size(clip.width, clip.height)
     if not patterns:
         return make_bucket(model, width, height, snapped, clip.where)
-    chosen = _nearest(clip, snapped, width * height, patterns)
+    chosen = _nearest(clip, model, snapped, patterns)
     own = f"{clip.width}x{clip.height}x{snapped}"
     if isinstance(chosen, str):
-        return Drop(clip=clip, reason=chosen, suggestion=own)
+        return Drop(clip=clip, reason=_frames_text(clip, model, frames, snapped) + chosen, suggestion=own)
     if chosen.num_frames != model.snap_frames(chosen.num_frames):
         reason = f"bucket of {chosen.num_frames} frames breaks the rule {model.latent.vae_stride_t}n+1"
         return Drop(clip=clip, reason=reason, suggestion=own)
@@ -294,21 +296,36 @@ def _assign(clip: Clip, model: ModelSpec, patterns: SequenceOf[BucketPattern], r
     return make_bucket(model, chosen.width, chosen.height, chosen.num_frames, clip.where)
 
 
-def _nearest(clip: Clip, snapped: int, area: int, patterns: SequenceOf[BucketPattern]) -> BucketPattern | str:
+def _frames_text(clip: Clip, model: ModelSpec, frames: int, snapped: int) -> str:
+    """How a clip's frames came about, for a reason: ``101 frames at 23.976 fps are 67 at 16 fps, 65 as 4n+1: ``."""
+    if clip.num_frames == 1:
+        return ""
+    text = f"{clip.num_frames} frames"
+    if frames != clip.num_frames:
+        text += f" at {float(clip.fps):g} fps are {frames} at {model.native.fps} fps"
+    if snapped != frames:
+        text += f", {snapped} as {model.latent.vae_stride_t}n+1"
+    return text + ": "
+
+
+def _nearest(clip: Clip, model: ModelSpec, snapped: int, patterns: SequenceOf[BucketPattern]) -> BucketPattern | str:
     """The bucket for a clip, or the reason why there is none.
 
     Videos: the longest bucket not longer than the clip and never the one-frame one; then the largest area not above the
-    clip's; then the nearest aspect ratio. Images: area, then aspect.
+    clip's; then the nearest aspect ratio. Images: area, then aspect. A bucket of the same grid is never too large.
     """
     is_video = clip.num_frames > 1
+    area, grid = clip.width * clip.height, model.snap_size(clip.width, clip.height)
     in_time = [p for p in patterns if (1 < p.num_frames <= snapped if is_video else p.num_frames == 1)]
     if not in_time:
         if not is_video:
             return "the bucket set has no one-frame bucket"
-        return f"{snapped} frames (after resampling and snapping) are fewer than every video bucket's"
-    fitting = [p for p in in_time if p.keeps_size or p.width * p.height <= area]
+        return "fewer than in every video bucket"
+    fitting = [
+        p for p in in_time if p.keeps_size or p.width * p.height <= area or model.snap_size(p.width, p.height) == grid
+    ]
     if not fitting:
-        return f"{clip.width}x{clip.height} is smaller than every bucket of at most {snapped} frames"
+        return f"{clip.width}x{clip.height} is smaller than every bucket of that length"
 
     def preference(pattern: BucketPattern) -> tuple[int, int, Fraction]:
         if pattern.keeps_size:

@@ -90,8 +90,9 @@ def plan_joint(problem: Problem) -> Plan:
         start: Plan | None = plan_zellige_paper(problem)
     except (InfeasibleError, TimeLimitError):
         start = None
-    solution = solve_joint(problem, start=start.placements if start else ())
-    certificate = joint_bound(problem, solution)
+    hint = start.placements if start else ()
+    solution = solve_joint(problem, start=hint)
+    certificate = joint_bound(problem, solution, start=hint)
     plan = _plan(problem, "joint", "cp-sat, counts", solution, certificate) if solution.assignments else None
     if start is not None and (plan is None or start.makespan_ns < plan.makespan_ns):
         solver = Solver(name="cp-sat, counts", status="two-stage plan kept")
@@ -128,7 +129,9 @@ def solve_joint(
     return dataclasses.replace(limited, bound_ns=max(limited.bound_ns, relaxed.bound_ns))
 
 
-def joint_bound(problem: Problem, solution: JointSolution, limits: Limits = DEFAULT_LIMITS) -> tuple[int, str]:
+def joint_bound(
+    problem: Problem, solution: JointSolution, *, limits: Limits = DEFAULT_LIMITS, start: Sequence[Placement] = ()
+) -> tuple[int, str]:
     """The larger of the closed-form bound and the joint one.
 
     The joint one holds for any rank sets on a single node only: on several, sets spread unevenly are not considered.
@@ -138,7 +141,7 @@ def joint_bound(problem: Problem, solution: JointSolution, limits: Limits = DEFA
         return known
     bound = solution.bound_ns
     if any(option.floor_ns < option.time_ns for name in _names(problem) for option in problem.options[name]):
-        bound = _solve(_without_calls(problem), pose_counts, limits, with_memory=False).bound_ns
+        bound = _solve(_without_calls(problem), _pose_counts_from(start), limits, with_memory=False).bound_ns
     return (bound, "joint CP-SAT") if bound > known[0] else known
 
 
@@ -158,11 +161,6 @@ def joint_options(problem: Problem, bucket: str, *, with_memory: bool) -> tuple[
         if not any(beats(other, option) for other in kept):
             kept.append(option)
     return tuple(kept)
-
-
-def pose_counts(problem: Problem, groups: Sequence[AnchorGroup], unit: int, with_memory: bool) -> Posed:
-    """The exact compact formulation."""
-    return _pose_counts_from(())(problem, groups, unit, with_memory)
 
 
 def _pose_counts_from(start: Sequence[Placement]) -> Pose:
