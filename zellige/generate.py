@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from fractions import Fraction
+from functools import cache
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -18,7 +19,7 @@ Weight = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Durations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One part of a mixture of clip lengths in seconds: uniform or lognormal (by its mean and sigma), within limits."""
+    """One part of a mixture of clip lengths in seconds: uniform, or lognormal by its mean within the limits and sigma."""
 
     weight: Weight
     shape: Literal["uniform", "lognormal"]
@@ -31,17 +32,42 @@ class Durations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.high < self.low or self.high > 3600:
             raise ValueError(f"durations {self.low}..{self.high} are not a range within an hour")
 
+        if self.shape == "lognormal" and not self.low < self.mean < self.high:
+            raise ValueError(f"mean {self.mean} is outside the limits {self.low}..{self.high}")
+
     def draw(self, chance: random.Random) -> float:
-        """A length in seconds; lognormal draws outside the limits are drawn again, and clipped after 100 tries."""
+        """A length in seconds; lognormal draws outside the limits are drawn again."""
         if self.shape == "uniform":
             return self.low + (self.high - self.low) * chance.random()
-        mu = math.log(self.mean) - self.sigma**2 / 2
-        value = 0.0
-        for _ in range(100):
+        mu = _location(self.mean, self.sigma, self.low, self.high)
+        while True:
             value = chance.lognormvariate(mu, self.sigma)
             if self.low <= value <= self.high:
                 return value
-        return min(max(value, self.low), self.high)
+
+
+@cache
+def _location(mean: float, sigma: float, low: float, high: float) -> float:
+    """The location of a lognormal whose mean within limits is ``mean``, by bisection (the mean rises with it)."""
+    left, right = math.log(low) - 2 * sigma**2, math.log(high) + 2 * sigma**2
+    for _ in range(60):
+        middle = (left + right) / 2
+        if _mean_within(middle, sigma, math.log(low), math.log(high)) < mean:
+            left = middle
+        else:
+            right = middle
+    return (left + right) / 2
+
+
+def _mean_within(mu: float, sigma: float, low: float, high: float) -> float:
+    """The mean of a lognormal restricted to ``exp(low) .. exp(high)``."""
+
+    def below(point: float) -> float:
+        return 0.5 * (1 + math.erf(point / math.sqrt(2)))
+
+    inside = below((high - mu) / sigma) - below((low - mu) / sigma)
+    shifted = below((high - mu) / sigma - sigma) - below((low - mu) / sigma - sigma)
+    return math.exp(mu + sigma**2 / 2) * shifted / inside
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
