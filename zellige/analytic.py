@@ -139,31 +139,62 @@ def attention_rate(points: Sequence[AttentionPoint], length: int, *, backward: b
     return max(rate, SLOWEST_ATTENTION * values[0][1]) * 1e3
 
 
+def gemm_ns(cluster: Cluster, flops: float) -> float:
+    """Nanoseconds of GEMMs."""
+    compute = cluster.device.compute
+    return flops / (compute.bf16_tflops * compute.gemm_fraction * 1e3)
+
+
+def elementwise_ns(model: ModelSpec, cluster: Cluster, num_tokens: int, passes: int = ELEMENTWISE_PASSES) -> float:
+    """Nanoseconds of reading or writing the hidden state of some tokens ``passes`` times."""
+    moved = num_tokens * passes * model.geometry.hidden_dim * WIRE_BYTES
+    return moved / cluster.device.memory.bandwidth_gb_per_s
+
+
+def core_ns(
+    model: ModelSpec, cluster: Cluster, num_queries: int, num_keys: int, num_heads: int, tile: int, *, backward: bool
+) -> float:
+    """Nanoseconds of a layer's self-attention core: a forward's FLOPs at the throughput of a pass.
+
+    ``tile`` is the length that sets the kernel's throughput; backward has ``BACKWARD_ATTENTION`` times the FLOPs.
+    """
+    points = cluster.device.attention_for(model.geometry.head_dim).points
+    flops = model.attention_flops(num_queries, num_keys, num_heads)
+    return flops / attention_rate(points, tile, backward=backward)
+
+
+def cross_ns(model: ModelSpec, cluster: Cluster, num_tokens: int, *, backward: bool) -> float:
+    """Nanoseconds of a layer's cross-attention core for some visual tokens, counted as :func:`core_ns` does."""
+    points = cluster.device.attention_for(model.geometry.head_dim).points
+    flops = num_tokens * model.cross_attention_flops_per_token()
+    return flops / attention_rate(points, model.text.tokens, backward=backward)
+
+
+def merge_ns(cluster: Cluster, num_elements: int, *, backward: bool) -> float:
+    """Nanoseconds that a ring round after the first adds for merging ``num_elements`` of its partial results."""
+    width = GRADIENT_MERGE_BYTES if backward else MERGE_BYTES
+    return num_elements * width / cluster.device.memory.bandwidth_gb_per_s
+
+
 def _linear_ns(model: ModelSpec, cluster: Cluster, shard: int) -> tuple[float, float]:
     """Forward and backward of a layer's GEMMs and elementwise passes on one shard; the text side is not split."""
-    compute = cluster.device.compute
-    flops_per_ns = compute.bf16_tflops * compute.gemm_fraction * 1e3
-    flops = shard * model.linear_flops_per_token() + model.text_flops()
-    gemm = flops / flops_per_ns
-    moved = shard * ELEMENTWISE_PASSES * model.geometry.hidden_dim * WIRE_BYTES
-    elementwise = moved / cluster.device.memory.bandwidth_gb_per_s
-    return gemm + elementwise, BACKWARD_GEMM * (gemm + elementwise)
+    gemm = gemm_ns(cluster, shard * model.linear_flops_per_token() + model.text_flops())
+    forward = gemm + elementwise_ns(model, cluster, shard)
+    return forward, BACKWARD_GEMM * forward
 
 
 def _attention_ns(
     model: ModelSpec, cluster: Cluster, shape: AttentionShape, config: ParallelConfig, shard: int
 ) -> tuple[float, float]:
     """Forward and backward of a layer's self-attention and cross-attention cores on the largest shard."""
-    points = cluster.device.attention_for(shape.head_dim).points
     start, stop = query_range(shape.length, config, config.degree - 1)
     heads = shape.num_heads // config.h
-    core = model.attention_flops(stop - start, shape.length, heads)
     tile = min(stop - start, -(-shape.length // config.k))
-    cross = shard * model.cross_attention_flops_per_token()
-    forward = core / attention_rate(points, tile, backward=False)
-    forward += cross / attention_rate(points, model.text.tokens, backward=False)
-    backward = core / attention_rate(points, tile, backward=True)
-    backward += cross / attention_rate(points, model.text.tokens, backward=True)
+    forward, backward = (
+        core_ns(model, cluster, stop - start, shape.length, heads, tile, backward=late)
+        + cross_ns(model, cluster, shard, backward=late)
+        for late in (False, True)
+    )
     return forward, BACKWARD_ATTENTION * backward
 
 
@@ -191,19 +222,19 @@ def _exchange_ns(
     rounds = _round_rows(first, last)
     merged = shape.length // (config.q * config.k) * (shape.num_heads // config.h) * shape.head_dim
 
-    def key_rounds(first_width: int, later_width: int, merge_width: int, compute_ns: float) -> float:
+    def key_rounds(first_width: int, later_width: int, compute_ns: float, *, backward: bool = False) -> float:
         group = config.degree if config.k == 1 else max(config.q * config.h, 2)
         exposed = transfer_ns(cluster, at_once, group, shape.head_dim * first_width * rounds[0], kv_remote)
         for rows in rounds[1:]:
             moving = transfer_ns(cluster, "send_recv", config.degree, shape.head_dim * later_width * rows, kv_remote)
             hidden = min(moving, compute_ns / config.k)
             exposed += moving - hidden + OVERLAP_SLOWDOWN * hidden
-            exposed += merged * merge_width / cluster.device.memory.bandwidth_gb_per_s
+            exposed += merge_ns(cluster, merged, backward=backward)
         return exposed
 
-    forward = query + output + key_rounds(WIRE_BYTES, WIRE_BYTES, MERGE_BYTES, attention[0])
+    forward = query + output + key_rounds(WIRE_BYTES, WIRE_BYTES, attention[0])
     ring_width = WIRE_BYTES + RING_GRADIENT_BYTES
-    backward = query + output + key_rounds(WIRE_BYTES, ring_width, GRADIENT_MERGE_BYTES, attention[1])
+    backward = query + output + key_rounds(WIRE_BYTES, ring_width, attention[1], backward=True)
     return forward, backward
 
 

@@ -136,6 +136,30 @@ class ResidentMemoryError(ProgramError):
     code = "ZL304"
 
 
+class StuckError(ProgramError):
+    """A simulated step in which ranks wait for something that never comes."""
+
+    code = "ZL310"
+
+
+class UnequalGathersError(ProgramError):
+    """Ranks of one shard group that enter different numbers of parameter gathers or gradient reductions."""
+
+    code = "ZL311"
+
+
+class DeadLinkError(ProgramError):
+    """Bytes that have to cross a link without bandwidth."""
+
+    code = "ZL312"
+
+
+class OtherClusterError(ProgramError):
+    """A program that was made for another cluster or model than the one that it is simulated on."""
+
+    code = "ZL313"
+
+
 class FileError(ZelligeError):
     """A file that cannot be opened: missing, a directory, no permission, not text."""
 

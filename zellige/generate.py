@@ -19,7 +19,7 @@ Weight = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Durations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One part of a mixture of clip lengths in seconds: uniform, or lognormal by its mean and sigma, limits included."""
+    """Part of a mixture of clip lengths in seconds: uniform, or lognormal by its mean and sigma, limits included."""
 
     weight: Weight
     shape: Literal["uniform", "lognormal"]
