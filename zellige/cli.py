@@ -271,6 +271,25 @@ def cut_command(
     print_lines([f"k = {report.k}: {report.k} of {len(report.buckets)} buckets are fillers, the rest anchors"])
 
 
+@app.command("theory")
+def theory_command(
+    ranks: Annotated[list[int] | None, typer.Option("--ranks", min=2, max=64, help="Numbers of ranks.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Why disjoint groups lose, on batches made for it: the ratio reaching N/g, and 1 split against m + 1."""
+    from zellige.report import theory_tables
+    from zellige.theory import theory_rows
+
+    result = theory_rows(ranks=tuple(ranks or (2, 4, 8, 16, 32, 64)), fillers_per_rank=4)
+    if json:
+        print_json(result)
+        return
+    for title, table in theory_tables(result):
+        print_lines([title])
+        console().print(table)
+        print_lines([""])
+
+
 catalog_app = typer.Typer(help="What is bundled: models, devices, clusters, workloads, generators, bucket sets.")
 app.add_typer(catalog_app, name="catalog", no_args_is_help=True)
 

@@ -9,7 +9,7 @@ from zellige.cluster import CollectiveOp
 from zellige.errors import ProgramError
 from zellige.memory import Checkpoint
 from zellige.placement import Engine
-from zellige.program_parts import Exchange, Group, Message, Op, Part, RankWork, Segment, Share
+from zellige.program_parts import Exchange, Group, Message, Op, OpKind, Part, RankWork, Segment, Share
 from zellige.shards import (
     AttentionShape,
     ParallelConfig,
@@ -237,36 +237,68 @@ def _moves(shape: AttentionShape, config: ParallelConfig, part: Part) -> Iterabl
                     yield owner, worker, rows
 
 
-def make_work(
-    rank: int,
+def make_works(
+    num_ranks: int,
     segments: Sequence[Segment],
     groups: Sequence[Group],
     placed: dict[Phase, list[GroupExchanges]],
     exchanges: Sequence[Exchange],
     engine: Engine,
     checkpoint: Checkpoint,
-) -> RankWork:
-    """The ordered work of one rank."""
-    whole = [i for i, segment in enumerate(segments) if not segment.config.is_split and segment.ranks[0] == rank]
-    batches = _batches(whole, segments, 2 if engine == "coalesced" and groups else 1)
-    fill = [[Op("whole", part)] for part in range(len(batches))]
-    mine = [index for index, group in enumerate(groups) if rank in group.ranks]
-    forward: list[Op] = []
-    backward: list[Op] = []
-    # A coalesced engine hides its exchanges behind whole sequences; the others run these last, as the order says.
-    share = fill if engine == "coalesced" and mine else []
+) -> tuple[RankWork, ...]:
+    """The ordered work of every rank."""
+    whole: list[list[int]] = [[] for _ in range(num_ranks)]
+    mine: list[list[int]] = [[] for _ in range(num_ranks)]
+    owns = [False] * num_ranks
+    for index, segment in enumerate(segments):
+        for rank in segment.ranks:
+            owns[rank] = True
+        if not segment.config.is_split:
+            whole[segment.ranks[0]].append(index)
+    for index, group in enumerate(groups):
+        for rank in group.ranks:
+            mine[rank].append(index)
+    works = []
+    for rank in range(num_ranks):
+        batches = _batches(whole[rank], segments, 2 if engine == "coalesced" and groups else 1)
+        fill = [[Op("whole", part)] for part in range(len(batches))]
+        passes = {
+            phase: _rank_ops(phase, mine[rank], groups, placed[phase], exchanges, fill, engine) for phase in PHASES
+        }
+        linear = (Op("relinear"),) if owns[rank] else ()
+        recompute = {"full": passes["forward"], "selective": linear, "none": ()}[checkpoint]
+        works.append(
+            RankWork(
+                rank=rank,
+                whole=batches,
+                forward=passes["forward"],
+                recompute=recompute,
+                backward=passes["backward"],
+            )
+        )
+    return tuple(works)
+
+
+def _rank_ops(
+    phase: Phase,
+    mine: Sequence[int],
+    groups: Sequence[Group],
+    placed: Sequence[GroupExchanges],
+    exchanges: Sequence[Exchange],
+    fill: list[list[Op]],
+    engine: Engine,
+) -> tuple[Op, ...]:
+    """A rank's operations in one pass.
+
+    A coalesced engine hides its exchanges behind whole sequences; the others run these last, as the order says.
+    """
+    hides = engine == "coalesced" and bool(mine)
+    ops: list[Op] = []
     for index in mine:
-        rounds = groups[index].rounds
-        forward += _group_ops("project", "finish", index, rounds, placed["forward"][index], exchanges, share)
-        backward += _group_ops("finish", "project", index, rounds, placed["backward"][index], exchanges, share)
-    if not share:
-        rest = [op for ops in fill for op in ops]
-        forward, backward = forward + rest, backward + rest
-    linear = [Op("relinear")] if whole or any(rank in segment.ranks for segment in segments) else []
-    recompute = {"full": forward, "selective": linear, "none": []}[checkpoint]
-    return RankWork(
-        rank=rank, whole=batches, forward=tuple(forward), recompute=tuple(recompute), backward=tuple(backward)
-    )
+        ops += _group_ops(phase, index, groups[index].rounds, placed[index], exchanges, fill if hides else [])
+    if not hides:
+        ops += [op for batch in fill for op in batch]
+    return tuple(ops)
 
 
 def _batches(whole: list[int], segments: Sequence[Segment], parts: int) -> tuple[tuple[int, ...], ...]:
@@ -284,8 +316,7 @@ def _batches(whole: list[int], segments: Sequence[Segment], parts: int) -> tuple
 
 
 def _group_ops(
-    first: Literal["project", "finish"],
-    last: Literal["project", "finish"],
+    phase: Phase,
     group: int,
     rounds: int,
     placed: GroupExchanges,
@@ -293,7 +324,9 @@ def _group_ops(
     fill: list[list[Op]],
 ) -> list[Op]:
     """A group's operations in one pass; ``fill`` runs while the first exchange in and the one back are in flight."""
-    ops = [Op(first, group)]
+    before: OpKind = "project" if phase == "forward" else "finish"
+    after: OpKind = "finish" if phase == "forward" else "project"
+    ops = [Op(before, group)]
     waiting = list(fill)
 
     def enter_and_wait(indexes: list[int]) -> None:
@@ -310,5 +343,5 @@ def _group_ops(
         ops.append(Op("attend", group, t))
         ops += [Op("keep" if exchanges[index].is_local else "wait", index) for index in coming]
     enter_and_wait(placed.back)
-    ops.append(Op(last, group))
+    ops.append(Op(after, group))
     return ops

@@ -33,7 +33,7 @@ from zellige.lowering import (
     Heads,
     make_groups,
     make_segments,
-    make_work,
+    make_works,
 )
 from zellige.memory import Checkpoint
 from zellige.placement import Engine, Placement, Plan, Problem
@@ -42,6 +42,10 @@ from zellige.shards import RING_GRADIENT_BYTES, WIRE_BYTES, AttentionShape
 from zellige.units import format_bytes, format_count
 
 __all__ = ["Assignment", "Heads", "Program", "build_program", "lower", "shrink"]
+
+
+PRINTED = 16
+"""Ranks and exchanges that a printed program shows."""
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -161,21 +165,23 @@ def _describe(program: Program) -> Iterator[str]:
     for exchange in program.exchanges:
         for message in exchange.messages:
             received[message.destination] += program.message_bytes(message)
-    for work in program.ranks:
+    for work in program.ranks[:PRINTED]:
         whole = sum(map(len, work.whole))
         issues = sum(op.kind == "issue" for op in work.forward + work.backward)
         yield (
             f"{work.rank:>4}  {format_count(program.owned_tokens(work.rank)):>10}  {whole:>5}"
             f"  {len(program.positions(work.rank)) - whole:>5}  {issues:>9}  {format_bytes(received[work.rank]):>16}"
         )
-    for exchange in program.exchanges[:12]:
+    if program.num_ranks > PRINTED:
+        yield f"  and {program.num_ranks - PRINTED} more ranks"
+    for exchange in program.exchanges[:PRINTED]:
         rows = sum(message.rows + message.ring_rows for message in exchange.messages)
         yield (
             f"  {exchange.phase}.{program.groups[exchange.group].name}.{exchange.name}:"
             f" {format_count(rows)} rows in {len(exchange.messages)} messages among {len(exchange.ranks)} ranks"
         )
-    if len(program.exchanges) > 12:
-        yield f"  and {len(program.exchanges) - 12} more exchanges"
+    if len(program.exchanges) > PRINTED:
+        yield f"  and {len(program.exchanges) - PRINTED} more exchanges"
 
 
 def lower(plan: Plan | Iterable[Placement], problem: Problem) -> Program:
@@ -222,7 +228,7 @@ def build_program(
     sides = {
         phase: [builder.add(phase, index, group, exchanges) for index, group in enumerate(groups)] for phase in PHASES
     }
-    works = tuple(make_work(rank, segments, groups, sides, exchanges, engine, checkpoint) for rank in range(num_ranks))
+    works = make_works(num_ranks, segments, groups, sides, exchanges, engine, checkpoint)
     return Program(
         plan=plan,
         engine=engine,

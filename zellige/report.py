@@ -12,6 +12,7 @@ from zellige.compare import Comparison, Row
 from zellige.cuts import CutReport
 from zellige.inspection import Inspection
 from zellige.placement import Plan
+from zellige.theory import Theory
 from zellige.units import format_bytes, format_percent, format_time
 from zellige.workload import Drop
 
@@ -212,3 +213,24 @@ def cut_tables(report: CutReport) -> list[Table]:
 
 def _bar(value: float, top: float) -> str:
     return "█" * round(BAR_WIDTH * value / top)
+
+
+def theory_tables(result: Theory) -> list[tuple[str, Table]]:
+    """The three statements, a table each, with what they say."""
+    imbalance = _table("ranks", "largest group", "joint", "disjoint", "ratio", "N / group")
+    for row in result.imbalance:
+        times = (_tight(format_time(row.joint_ns)), _tight(format_time(row.disjoint_ns)))
+        imbalance.add_row(str(row.num_ranks), str(row.largest_group), *times, f"{row.ratio:g}", f"{row.limit:g}")
+    splits = _table("ranks", "fillers", "step", "giant on N-1", "splits, joint", "splits, disjoint")
+    for count in result.splits:
+        times = (_tight(format_time(count.step_ns)), _tight(format_time(count.next_best_ns)))
+        totals = (str(count.joint_splits), str(count.disjoint_splits))
+        splits.add_row(str(count.num_ranks), str(count.num_fillers), *times, *totals)
+    waits = _table("rank sets", "load", "best order")
+    for wait in result.waits:
+        waits.add_row(wait.rank_sets, _tight(format_time(wait.additive_ns)), _tight(format_time(wait.best_order_ns)))
+    return [
+        ("one sequence: disjoint groups are N / (largest group) slower than joint placement", imbalance),
+        ("one giant and m fillers: the same step takes 1 split jointly, m + 1 in disjoint groups", splits),
+        ("gangs: laminar rank sets reach their load without waiting, others need not", waits),
+    ]

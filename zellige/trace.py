@@ -16,8 +16,8 @@ LANES: tuple[Lane, ...] = ("compute", "copy", "wait", "network")
 class Span(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a rank did (or a link carried for it) from ``start_ns`` on, for ``duration_ns``.
 
-    ``name`` is the program's (:meth:`zellige.program.Program.span`); copies of an exchange add ``.pack``, ``.unpack``.
-    ``bytes`` is what the rank received in an exchange.
+    ``name`` is the program's (:meth:`zellige.program.Program.span`); an exchange's copies add ``.pack`` and
+    ``.unpack``, the call that enters it ``.enter``. ``bytes`` is what the rank received in an exchange.
     """
 
     name: str

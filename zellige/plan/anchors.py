@@ -37,22 +37,23 @@ TIE = 5e-3
 finer, and fewer bytes are then the safer choice. It costs at most this much of the makespan."""
 
 DETERMINISTIC_LIMIT = 0.25
-"""Deterministic time of each solve, in CP-SAT's own units (about a second here). Suites of few shapes are proved optimal
-well within it; where every video has its own length, longer searches make the anchors' makespan better and the whole
-plan no better, since fillers even the ranks out anyway."""
+"""Deterministic time of each solve, in CP-SAT's own units (about a second here). Suites of few shapes are proved
+optimal well within it; where every video has its own length, longer searches make the anchors' makespan better and the
+whole plan no better, since fillers even the ranks out anyway."""
 
 
 def candidate_options(problem: Problem, bucket: str) -> tuple[Option, ...]:
     """Options of power-of-two degree that fit alone, the front of each degree and footprint.
 
-    Times within ``TIE`` of the fastest count as equal: among them the one that moves the fewest bytes leads, and others
-    stay only where they need less memory.
+    Where no power of two is left (few ranks, much memory), all degrees that fit are. Times within ``TIE`` of the
+    fastest count as equal: among them the one that moves the fewest bytes leads, and others stay only where they need
+    less memory.
     """
+    even = [o for o in problem.options[bucket] if o.config.degree % o.num_nodes == 0 and problem.fits_alone(o)]
+    powers = [option for option in even if option.config.degree & (option.config.degree - 1) == 0]
     families: dict[tuple[int, int], list[Option]] = {}
-    for option in problem.options[bucket]:
-        degree = option.config.degree
-        if degree & (degree - 1) == 0 and degree % option.num_nodes == 0 and problem.fits_alone(option):
-            families.setdefault((degree, option.num_nodes), []).append(option)
+    for option in powers or even:
+        families.setdefault((option.config.degree, option.num_nodes), []).append(option)
     return tuple(option for family in families.values() for option in _front(family))
 
 

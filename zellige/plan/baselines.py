@@ -82,7 +82,8 @@ def plan_static(problem: Problem) -> Plan:
         over = max(0, max(costs.memory_bytes) - limit)
         key = (over > 0, over if over else max(costs.times_ns), config.degree)
         if best is None or key < best[0]:
-            best, label = (key, placements), f"{len(groups)} groups of {config.degree}, {config}"
+            noun = "group" if len(groups) == 1 else "groups"
+            best, label = (key, placements), f"{len(groups)} {noun} of {config.degree}, {config}"
     placements = best[1] if best else []
     solver = Solver(name="enumeration", status="heuristic")
     return make_plan(problem, "static", placements, bound=best_bound(problem), solver=solver, notes=(label,))

@@ -11,7 +11,11 @@ import msgspec
 
 from zellige.errors import UnknownNameError
 from zellige.placement import Engine, Plan, Problem, plan_digest
+from zellige.plan.adaptive_load import plan_adaptive_load
 from zellige.plan.baselines import plan_dp, plan_static, plan_usp
+from zellige.plan.disjoint import plan_disjoint
+from zellige.plan.joint import plan_joint, plan_joint_naive
+from zellige.plan.karmarkar_karp import plan_dp_kk
 from zellige.plan.knapformer import plan_knapformer, plan_knapformer_best, plan_knapformer_oracle
 from zellige.plan.two_stage import plan_zellige_paper
 
@@ -27,6 +31,12 @@ class Policy(msgspec.Struct, frozen=True):
 
 POLICIES: dict[str, Policy] = {
     "dp": Policy(plan_dp, "per_sequence", "every sequence whole, longest first to the least loaded rank"),
+    "dp-kk": Policy(
+        plan_dp_kk, "per_sequence", "every sequence whole, balanced by largest differencing (Karmarkar-Karp)"
+    ),
+    "adaptive-load": Policy(
+        plan_adaptive_load, "per_sequence", "AdaptiveLoad: micro-batches bounded by tokens and compute, whole"
+    ),
     "usp": Policy(plan_usp, "per_sequence", "every sequence on all ranks, Ulysses x ring, one by one"),
     "static": Policy(plan_static, "per_sequence", "the best group size and split for the batch, sequences one by one"),
     "static-coalesced": Policy(plan_static, "coalesced", "the best group size and split, under the coalesced engine"),
@@ -38,6 +48,13 @@ POLICIES: dict[str, Policy] = {
     ),
     "zellige-paper-coalesced": Policy(
         plan_zellige_paper, "coalesced", "the same planner, priced under the coalesced engine", True
+    ),
+    "disjoint": Policy(plan_disjoint, "group", "the best disjoint groups for this very batch, by CP-SAT"),
+    "joint": Policy(
+        plan_joint, "group", "all sequences at once by CP-SAT, counted: the reference (seconds to a minute)", True
+    ),
+    "joint-naive": Policy(
+        plan_joint_naive, "group", "the same, one binary a sequence, option and rank set (often no plan)", True
     ),
 }
 
