@@ -12,14 +12,16 @@ import msgspec
 from zellige.bucket_sets import BucketSet, bucket_memory
 from zellige.catalog import load_bucket_set, load_cluster, load_device, load_generator, load_model, names
 from zellige.cluster import Cluster, Device
-from zellige.errors import FormatError, SchemaVersionError
-from zellige.files import convert, decode_toml, parse_json, printable, read_text
+from zellige.errors import FormatError, ProgramError, SchemaVersionError
+from zellige.files import convert, decode_json, decode_toml, parse_json, printable, read_text
 from zellige.generate import BatchGenerator
 from zellige.memory import memory_model
 from zellige.model import ModelSpec
 from zellige.placement import Option, Plan, Problem, plan_digest, rank_costs
 from zellige.plan.bounds import best_bound
 from zellige.prices import PriceTable, legal_configs
+from zellige.program import lower
+from zellige.program_checks import check_program
 from zellige.shards import legal_heads
 from zellige.sources import Options, batches_of, build_problem, load_setting, read_source
 from zellige.units import ceil_div, format_bytes
@@ -223,6 +225,7 @@ def check_plan(plan: Plan, where: str, options: Options) -> list[Finding]:
     findings += _placement_findings(plan, problem, where)
     if findings:
         return findings
+    findings += _program_findings(plan, problem, where)
     costs = rank_costs(problem, plan.placements)
     stated = [(p.time_ns, p.communication_ns, p.memory_bytes) for p in plan.predicted]
     if (
@@ -245,6 +248,11 @@ def check_plan(plan: Plan, where: str, options: Options) -> list[Finding]:
             )
         )
     return findings
+
+
+def load_plan(path: str) -> Plan:
+    """Read a plan file."""
+    return decode_json(read_text(Path(path)), Plan, path)
 
 
 def plan_problem(plan: Plan, where: str, options: Options) -> Problem:
@@ -311,6 +319,15 @@ def _placement_findings(plan: Plan, problem: Problem, where: str) -> list[Findin
                 )
             )
     return findings
+
+
+def _program_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]:
+    """What the lowered program breaks: matching collectives, one order, conservation of tokens and rows."""
+    try:
+        check_program(lower(plan, problem))
+    except ProgramError as error:
+        return [Finding(code=error.code, where=where, message=error.message, fix=error.fix)]
+    return []
 
 
 def _plan_finding(where: str, message: str, fix: str) -> Finding:

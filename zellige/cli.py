@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from zellige.cli_explore import catalog_app, cut_command, theory_command
+from zellige.cli_run import execute_command
 from zellige.cli_support import (
     BatchArguments,
     BatchesOption,
@@ -28,7 +29,6 @@ from zellige.cli_support import (
     ShardingOption,
     UspOption,
     complete_batch,
-    complete_catalog,
     complete_policy,
     console,
     last_frame,
@@ -230,94 +230,10 @@ def inspect_command(
         console().print(inspection_table(result))
 
 
-@app.command("cut")
-def cut_command(
-    arguments: BatchArguments,
-    cluster: ClusterOption = "",
-    model: ModelOption = "",
-    sharding: ShardingOption = ShardingChoice.ZERO3,
-    checkpoint: CheckpointOption = CheckpointChoice.FULL,
-    buckets: BucketsOption = "",
-    keep_fps: KeepFpsOption = False,
-    prices: PricesOption = "",
-    batches: BatchesOption = 1,
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """The catalog cut: sorted whole prices, dispersion and plan quality at every k, the chosen k marked."""
-    from zellige.cuts import explore_cut
-    from zellige.report import cut_tables
-    from zellige.sources import build_problems, read_source
-
-    options = planning_options(
-        cluster, model, sharding, checkpoint, None, buckets, keep_fps, prices, batches=batches, seed=seed
-    )
-    sources = [read_source(argument, options) for argument in arguments]
-    problems = [
-        dataclasses.replace(problem, engine="group")
-        for source in sources
-        for problem in build_problems(source, options, warn_drops)
-    ]
-    require_one_setting(problems)
-    steps = len(problems) * (len(problems[0].batch.buckets) + 1)
-    with progress("planning", steps) as advance:
-        report = explore_cut(problems, advance)
-    if json:
-        print_json(report)
-        return
-    for table in cut_tables(report):
-        console().print(table)
-        print_lines([""])
-    print_lines([f"k = {report.k}: {report.k} of {len(report.buckets)} buckets are fillers, the rest anchors"])
-
-
-@app.command("theory")
-def theory_command(
-    ranks: Annotated[list[int] | None, typer.Option("--ranks", min=2, max=64, help="Numbers of ranks.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Why disjoint groups lose, on batches made for it: the ratio reaching N/g, and 1 split against m + 1."""
-    from zellige.report import theory_tables
-    from zellige.theory import theory_rows
-
-    result = theory_rows(ranks=tuple(ranks or (2, 4, 8, 16, 32, 64)), fillers_per_rank=4)
-    if json:
-        print_json(result)
-        return
-    for title, table in theory_tables(result):
-        print_lines([title])
-        console().print(table)
-        print_lines([""])
-
-
-catalog_app = typer.Typer(help="What is bundled: models, devices, clusters, workloads, generators, bucket sets.")
+app.command("cut")(cut_command)
+app.command("theory")(theory_command)
+app.command("execute")(execute_command)
 app.add_typer(catalog_app, name="catalog", no_args_is_help=True)
-
-
-@catalog_app.command("list")
-def catalog_list_command(
-    kind: Annotated[str, typer.Argument(metavar="[KIND]", help="models, devices, clusters, ...")] = "",
-    json: JsonOption = False,
-) -> None:
-    """Names of what is bundled."""
-    from zellige.catalog import catalog_index
-
-    index = catalog_index(kind)
-    if json:
-        print_json({"schema": "zellige.catalog/1", "entries": index})
-        return
-    for entry in index:
-        print_lines([f"{entry.kind:11s}{entry.name:28s}{entry.title}"])
-
-
-@catalog_app.command("show")
-def catalog_show_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A bundled name.", autocompletion=complete_catalog)],
-) -> None:
-    """One entry as its file holds it, sources included."""
-    from zellige.catalog import catalog_text
-
-    sys.stdout.write(catalog_text(name))
 
 
 def main() -> None:

@@ -26,7 +26,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One policy over the batches; times are means over batches where there are several.
 
     ``compute_ns``, ``communication_ns`` (exposed transfer, and calls) and ``wait_ns`` are means over ranks, and add
-    up to the step: a rank that is done waits for the slowest.
+    up to the step: a rank that is done waits for the slowest. ``flops_max_over_mean`` is balance by forward FLOPs
+    alone.
     """
 
     policy: str
@@ -46,6 +47,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gap: float | None
     reason: str = ""
     notes: tuple[str, ...] = ()
+    flops_max_over_mean: float | None = None
     compute_ns: int = 0
     communication_ns: int = 0
     wait_ns: int = 0
@@ -212,12 +214,26 @@ def _row(policy: str, outcomes: Sequence[Plan | str], problems: Sequence[Problem
         bound_ns=round(bound / len(plans)),
         gap=sum(times) / bound - 1,
         notes=plans[0].notes if len(plans) == 1 or policy.startswith("knapformer-best") else (),
+        flops_max_over_mean=statistics.fmean(
+            _flops_balance(plan, problem) for plan, problem in zip(plans, problems, strict=True)
+        ),
         compute_ns=round(statistics.fmean(c - x for c, x in parts)),
         communication_ns=round(statistics.fmean(x for _, x in parts)),
         wait_ns=round(statistics.fmean(t - c for t, (c, _) in zip(times, parts, strict=True))),
         step_time_stdev_ns=round(statistics.stdev(times)) if len(times) > 1 else 0,
         batches_planned=len(plans),
     )
+
+
+def _flops_balance(plan: Plan, problem: Problem) -> float:
+    """The largest rank's forward FLOPs over the mean; a split sequence's are spread evenly."""
+    flops = [0.0] * problem.cluster.num_ranks
+    tokens = {sequence.id: sequence.bucket.num_tokens for sequence in problem.batch.sequences}
+    for placement in plan.placements:
+        one = problem.model.sequence_flops(tokens[placement.sequence], linear_factor=1, attention_factor=1)
+        for rank in placement.ranks:
+            flops[rank] += one / placement.config.degree
+    return max(flops) * len(flops) / sum(flops)
 
 
 def _mean_time(plan: Plan) -> float:

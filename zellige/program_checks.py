@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import graphlib
 import itertools
-from collections.abc import Iterator
 
 from zellige.errors import ConservationError, CyclicWaitError, ExchangeOrderError, ResidentMemoryError
 from zellige.program import Program
@@ -171,7 +170,9 @@ def check_waits(program: Program) -> None:
     for phase in PASSES:
         graph: dict[int, set[int]] = {}
         for work in program.ranks:
-            for before, after in _orders(work.ops(phase)):
+            # A rank waits for an exchange only after it has issued it, so the order of issues holds that of waits.
+            issued = [op.index for op in work.ops(phase) if op.kind == "issue"]
+            for before, after in itertools.pairwise(issued):
                 graph.setdefault(after, set()).add(before)
         try:
             graphlib.TopologicalSorter(graph).prepare()
@@ -183,18 +184,6 @@ def check_waits(program: Program) -> None:
                 details=tuple(f"{_label(program, exchange)} on ranks {list(exchange.ranks)}" for exchange in cycle),
                 fix="issue exchanges in one order on every rank",
             ) from None
-
-
-def _orders(ops: tuple[Op, ...]) -> Iterator[tuple[int, int]]:
-    """Exchanges that a rank puts in order: by issuing one before another, or by waiting for one before issuing it."""
-    issued = [op.index for op in ops if op.kind == "issue"]
-    yield from itertools.pairwise(issued)
-    waited: int | None = None
-    for op in ops:
-        if op.kind == "wait":
-            waited = op.index
-        elif op.kind == "issue" and waited is not None:
-            yield waited, op.index
 
 
 def check_resident(program: Program, limit_bytes: int) -> None:

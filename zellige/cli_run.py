@@ -1,0 +1,107 @@
+"""Commands that run plans for real."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zellige.cli_support import JsonOption, PricesOption, print_json, print_lines
+from zellige.errors import MissingExtraError, UsageError
+
+
+class DtypeChoice(enum.StrEnum):
+    """Element type of the tensors."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class BackendChoice(enum.StrEnum):
+    """Communication library."""
+
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+class TransportChoice(enum.StrEnum):
+    """How an exchange travels."""
+
+    ALL_TO_ALL = "all-to-all"
+    PEER_TO_PEER = "peer-to-peer"
+
+
+def execute_command(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
+    attention_only: Annotated[
+        bool, typer.Option("--attention-only", help="Run attention layers on random inputs.")
+    ] = False,
+    layers: Annotated[int, typer.Option("--layers", min=1, max=1000, help="Layers to measure.")] = 1,
+    shrink: Annotated[
+        int, typer.Option("--shrink", min=1, max=1_000_000, help="Divide all lengths, to fit slower ranks.")
+    ] = 1,
+    dtype: Annotated[DtypeChoice, typer.Option("--dtype", help="Element type.")] = DtypeChoice.FP32,
+    backend: Annotated[BackendChoice, typer.Option("--backend", help="Communication library.")] = BackendChoice.GLOO,
+    transport: Annotated[
+        TransportChoice, typer.Option("--transport", help="All-to-all, or sends to real peers only.")
+    ] = TransportChoice.ALL_TO_ALL,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare with unsharded attention in fp64.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the inputs.")] = 0,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, max=86_400, help="Seconds to go on.")] = 120.0,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write the spans (Chrome trace).")] = None,
+    prices: PricesOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Run a plan on processes of this machine, one a rank, and measure it with the program's span names."""
+    from zellige.check import load_plan, plan_problem
+    from zellige.program import lower
+    from zellige.program import shrink as shrink_program
+    from zellige.program_checks import check_program
+    from zellige.sources import Options
+
+    if not attention_only:
+        raise UsageError("training steps are not executed yet", fix="--attention-only runs the plan's attention layers")
+    loaded = load_plan(plan)
+    program = lower(loaded, plan_problem(loaded, plan, Options(prices=prices)))
+    if shrink > 1:
+        program = shrink_program(program, shrink)
+    check_program(program)
+    run, summary = _attention_runner()
+    result = run(
+        program,
+        dtype=dtype.value,
+        seed=seed,
+        layers=layers,
+        timeout_s=timeout,
+        backend=backend.value,
+        transport=transport.value,
+        verify=verify,
+    )
+    if trace is not None:
+        _write_trace(trace, result.trace)
+    if json:
+        print_json(result)
+        return
+    print_lines([str(program), "", *str(summary(result)).splitlines()])
+    if trace is not None:
+        print_lines([f"spans written to {trace}: open them in Perfetto or chrome://tracing"])
+
+
+def _attention_runner() -> tuple[Any, Any]:
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingExtraError("executing a plan needs torch", fix="pip install 'zellige[exec]'") from None
+    from zellige.exec.execute import execute_attention, summary
+
+    return execute_attention, summary
+
+
+def _write_trace(path: Path, trace: Any) -> None:
+    from zellige.files import canonical_json, write_text
+    from zellige.trace import chrome_events
+
+    write_text(path, canonical_json(chrome_events(trace)).decode() + "\n")
