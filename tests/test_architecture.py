@@ -46,6 +46,7 @@ TOP = (
     "sources",
     "compare",
     "check",
+    "plan_check",
     "inspection",
     "report",
     "cuts",

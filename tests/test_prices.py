@@ -375,14 +375,14 @@ def test_damaged_tables_are_refused(table: PriceTable) -> None:
 
 
 def test_tables_for_something_else_are_refused_by_name(table: PriceTable) -> None:
-    check_table(table, "wan2.1-t2v-1.3b", TWO_NODES, "full", "prices.json")
+    check_table(table, WAN, TWO_NODES, "full", "prices.json")
     for model, cluster, checkpoint, message in (
         ("wan2.1-t2v-14b", "a800x16", "full", "for model 'wan2.1-t2v-1.3b', not 'wan2.1-t2v-14b'"),
         ("wan2.1-t2v-1.3b", "a800x8", "full", "for cluster 'a800x16', not 'a800x8'"),
         ("wan2.1-t2v-1.3b", "a800x16", "none", "for checkpointing mode 'full', not 'none'"),
     ):
         with pytest.raises(ModelMismatchError) as caught:
-            check_table(table, model, load_cluster(cluster), checkpoint, "prices.json")
+            check_table(table, load_model(model), load_cluster(cluster), checkpoint, "prices.json")
         assert caught.value.message == f"this price table is {message}"
         assert (caught.value.where, caught.value.exit_code) == ("prices.json", 2)
 
@@ -394,4 +394,4 @@ def test_end_to_end_tables_and_other_devices_are_refused_by_name(table: PriceTab
     ):
         other = msgspec.structs.replace(table, header=msgspec.structs.replace(table.header, **change))
         with pytest.raises(ModelMismatchError, match=message):
-            check_table(other, "wan2.1-t2v-1.3b", TWO_NODES, "full", "prices.json")
+            check_table(other, WAN, TWO_NODES, "full", "prices.json")

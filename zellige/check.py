@@ -12,30 +12,17 @@ import msgspec
 from zellige.bucket_sets import BucketSet, bucket_memory
 from zellige.catalog import load_bucket_set, load_cluster, load_device, load_generator, load_model, names
 from zellige.cluster import Cluster, Device
-from zellige.errors import FormatError, ProgramError, SchemaVersionError
-from zellige.files import convert, decode_json, decode_toml, parse_json, printable, read_text
+from zellige.errors import SchemaVersionError
+from zellige.files import convert, decode_toml, parse_json, printable, read_text
 from zellige.generate import BatchGenerator
 from zellige.memory import memory_model
 from zellige.model import ModelSpec
-from zellige.placement import Option, Plan, Problem, plan_digest, rank_costs
-from zellige.plan.bounds import best_bound
-from zellige.prices import PriceTable, legal_configs
-from zellige.program import lower
-from zellige.program_checks import check_program
-from zellige.shards import legal_heads
+from zellige.placement import Option, Plan
+from zellige.plan_check import Finding, check_plan
+from zellige.prices import PriceTable
 from zellige.sources import Options, batches_of, build_problem, load_setting, read_source
 from zellige.units import ceil_div, format_bytes
-from zellige.workload import Batch, Drop, make_bucket, parse_shape
-from zellige.workload import Sequence as TrainingSequence
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check reports."""
-
-    code: str
-    where: str
-    message: str
-    fix: str = ""
+from zellige.workload import Batch, Drop
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,124 +201,6 @@ def check_bucket_set(bucket_set: BucketSet, where: str, options: Options) -> Rep
         if r.batch_size and r.max_batch < r.batch_size
     ]
     return Report(file=printable(where), findings=tuple(findings), summary=tuple(summary))
-
-
-def check_plan(plan: Plan, where: str, options: Options) -> list[Finding]:
-    """What a plan gets wrong: its digest, splits, ranks, prices, bound and memory, all recomputed."""
-    findings = []
-    if plan_digest(plan) != plan.digest:
-        findings.append(_plan_finding(where, "the digest does not match the content", "plan the batch again"))
-    problem = plan_problem(plan, where, options)
-    findings += _placement_findings(plan, problem, where)
-    if findings:
-        return findings
-    findings += _program_findings(plan, problem, where)
-    costs = rank_costs(problem, plan.placements)
-    stated = [(p.time_ns, p.communication_ns, p.memory_bytes) for p in plan.predicted]
-    if (
-        stated != list(zip(costs.times_ns, costs.exposed_ns, costs.memory_bytes, strict=True))
-        or plan.comm_bytes != costs.comm_bytes
-    ):
-        findings.append(
-            _plan_finding(
-                where, "predicted times, memory or bytes differ from its prices", "check with the same --prices"
-            )
-        )
-    bound, _ = best_bound(problem)
-    if plan.bound_ns > bound or plan.makespan_ns < plan.bound_ns:
-        findings.append(_plan_finding(where, f"the bound {plan.bound_ns} ns is not a lower bound ({bound} ns is)", ""))
-    over = max(costs.memory_bytes) - problem.memory.usable_bytes
-    if over > 0:
-        findings.append(
-            Finding(
-                code="ZL204", where=where, message=f"the fullest rank is {format_bytes(over)} over its memory", fix=""
-            )
-        )
-    return findings
-
-
-def load_plan(path: str) -> Plan:
-    """Read a plan file."""
-    return decode_json(read_text(Path(path)), Plan, path)
-
-
-def plan_problem(plan: Plan, where: str, options: Options) -> Problem:
-    """The problem that a plan answers, rebuilt from the plan itself."""
-    model, cluster = load_model(plan.model), load_cluster(plan.cluster)
-    buckets = {}
-    for placement in plan.placements:
-        if placement.bucket not in buckets:
-            width, height, frames = parse_shape(placement.bucket)
-            try:
-                buckets[placement.bucket] = make_bucket(model, width, height, frames or 1, where)
-            except ValueError as error:
-                raise FormatError(f"bucket {placement.bucket}: {error}", where=where) from None
-    sequences = tuple(TrainingSequence(p.sequence, buckets[p.bucket]) for p in plan.placements)
-    if not sequences:
-        raise FormatError("the plan places no sequence", where=where)
-    ordered = tuple(sorted(buckets.values(), key=lambda bucket: (bucket.num_tokens, bucket)))
-    batch = Batch(name=plan.batch, sequences=sequences, buckets=ordered)
-    prices = (
-        convert(parse_json(read_text(Path(options.prices)), options.prices), PriceTable, options.prices)
-        if options.prices
-        else None
-    )
-    return build_problem(
-        batch,
-        cluster=cluster,
-        model=model,
-        engine=plan.engine,
-        sharding=plan.sharding,
-        checkpoint=plan.checkpoint,
-        prices=prices,
-    )
-
-
-def _placement_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]:
-    findings = []
-    num_ranks = problem.cluster.num_ranks
-    if [p.rank for p in plan.predicted] != list(range(num_ranks)):
-        findings.append(_plan_finding(where, f"predictions are not for ranks 0..{num_ranks - 1}", ""))
-    twice = [name for name, count in Counter(p.sequence for p in plan.placements).items() if count > 1]
-    if twice:
-        findings.append(
-            _plan_finding(
-                where,
-                f"sequence {twice[0]} is placed {Counter(p.sequence for p in plan.placements)[twice[0]]} times",
-                "",
-            )
-        )
-    legal = set(legal_configs(problem.model, problem.cluster))
-    geometry = problem.model.geometry
-    for placement in plan.placements:
-        if max(placement.ranks) >= num_ranks:
-            findings.append(
-                _plan_finding(where, f"{placement.sequence} uses rank {max(placement.ranks)} of {num_ranks}", "")
-            )
-        elif placement.config not in legal:
-            heads = " ".join(map(str, legal_heads(geometry.num_heads, geometry.num_kv_heads, num_ranks)))
-            findings.append(
-                Finding(
-                    code="ZL203",
-                    where=where,
-                    message=f"{placement.sequence} cannot be split as {placement.config}",
-                    fix=f"{geometry.num_heads} heads on {num_ranks} ranks: legal h: {heads}",
-                )
-            )
-    return findings
-
-
-def _program_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]:
-    """What the lowered program breaks: matching collectives, one order, conservation of tokens and rows."""
-    try:
-        check_program(lower(plan, problem))
-    except ProgramError as error:
-        return [Finding(code=error.code, where=where, message=error.message, fix=error.fix)]
-    return []
-
-
-def _plan_finding(where: str, message: str, fix: str) -> Finding:
-    return Finding(code="ZL406", where=where, message=message, fix=fix)
 
 
 def _check_json(argument: str, options: Options) -> Report:

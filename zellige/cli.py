@@ -97,12 +97,11 @@ def compare_command(
         find_policy(name)
     sources = [read_source(argument, options) for argument in arguments]
     problems = [problem for source in sources for problem in build_problems(source, options, warn_drops)]
-    first = problems[0]
     require_one_setting(problems)
     chosen = tuple(policy) if policy else default_policies(problems)
     notes = tuple(source.note for source in sources[:1] if source.note)
     with progress("planning", len(chosen) * len(problems)) as advance:
-        result = compare(problems, chosen, engine=first.engine if engine else None, notes=notes, progress=advance)
+        result = compare(problems, chosen, engine=engine.value if engine else None, notes=notes, progress=advance)
     if json:
         print_json(result)
         return
@@ -151,8 +150,8 @@ def plan_command(
         write_text(output, readable_json(plan))
     if json:
         print_json(plan)
-        return
-    print_lines([*plan_lines(plan), *([f"written to {output}"] if output else [])])
+    else:
+        print_lines([*plan_lines(plan), *([f"written to {output}"] if output else [])])
     if not plan.fits:
         raise typer.Exit(1)
 

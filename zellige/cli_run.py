@@ -56,7 +56,7 @@ def execute_command(
     json: JsonOption = False,
 ) -> None:
     """Run a plan on processes of this machine, one a rank, and measure it with the program's span names."""
-    from zellige.check import load_plan, plan_problem
+    from zellige.plan_check import load_plan, plan_problem
     from zellige.program import lower
     from zellige.program import shrink as shrink_program
     from zellige.program_checks import check_program

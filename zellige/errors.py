@@ -99,6 +99,12 @@ class NoRoomError(InfeasibleError):
     code = "ZL204"
 
 
+class MissingPriceError(InfeasibleError):
+    """A placement that the price table has no row for."""
+
+    code = "ZL206"
+
+
 class BagSpecError(UsageError):
     """A KnapFormer bag specification that cannot work."""
 

@@ -20,12 +20,12 @@ import msgspec
 
 from zellige.cluster import Cluster
 from zellige.collectives import packed_calls_ns
-from zellige.errors import InternalError, SequenceTooLargeError
+from zellige.errors import MissingPriceError, SequenceTooLargeError
 from zellige.files import NonNegativeInt, PositiveInt, digest
 from zellige.memory import Checkpoint, MemoryModel, Sharding
 from zellige.model import ModelSpec
 from zellige.prices import Price, PriceTable, missing_bucket
-from zellige.shards import ParallelConfig
+from zellige.shards import WHOLE, ParallelConfig
 from zellige.units import format_bytes
 from zellige.workload import Batch, Bucket
 
@@ -83,7 +83,7 @@ class Problem:
         table = self.prices.by_bucket()
         result = {}
         for bucket in self.batch.buckets:
-            if bucket.name not in table:
+            if (WHOLE, 1) not in table.get(bucket.name, {}):
                 raise missing_bucket(bucket, "prices")
             options = [self._option(config, nodes, price) for (config, nodes), price in table[bucket.name].items()]
             result[bucket.name] = tuple(
@@ -270,7 +270,10 @@ def rank_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
     for placement in placements:
         option = problem.option_on(placement.bucket, placement.config, placement.ranks)
         if option is None:
-            raise InternalError(f"no price for {placement.bucket} as {placement.config}")
+            raise MissingPriceError(
+                f"there is no price for {placement.bucket} as {placement.config}",
+                fix="a price table that holds it, or analytic prices (leave --prices out)",
+            )
         comm += option.comm_bytes
         if placement.config.is_split:
             rounds = max(rounds, placement.config.k)

@@ -41,6 +41,10 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     comm_bytes: NonNegativeInt
     source: PriceSource
 
+    def __post_init__(self) -> None:
+        if self.packed_ns < 1:
+            raise ValueError("a price takes no time")
+
     @property
     def packed_ns(self) -> int:
         """Time on each rank where calls are shared with other sequences."""
@@ -157,17 +161,22 @@ def footprints(cluster: Cluster, degree: int) -> tuple[int, ...]:
     return tuple(spans) or (smallest,)
 
 
-def check_table(table: PriceTable, model: str, cluster: Cluster, checkpoint: str, where: str) -> None:
-    """Refuse a table that was made for something else, by name."""
+def check_table(table: PriceTable, model: ModelSpec, cluster: Cluster, checkpoint: str, where: str) -> None:
+    """Refuse a table that was made for something else, by name, or that prices what cannot be placed."""
     header = table.header
     for label, found, wanted in (
-        ("model", header.model, model),
+        ("model", header.model, model.name),
         ("cluster", header.cluster, cluster.name),
         ("device", header.device, cluster.device.name),
         ("checkpointing mode", header.checkpoint, checkpoint),
     ):
         if found != wanted:
             raise ModelMismatchError(f"this price table is for {label} {found!r}, not {wanted!r}", where=where)
+    legal = set(legal_configs(model, cluster))
+    for row in table.rows:
+        if row.config not in legal or row.num_nodes > min(cluster.num_nodes, row.config.degree):
+            what = f"{row.bucket} as {row.config} on {row.num_nodes} nodes"
+            raise FormatError(f"{what} is no placement of {model.name} on {cluster.name}", where=where)
     if header.kind != "components":
         raise ModelMismatchError(
             "an end_to_end table cannot price policies under different engines",
@@ -177,9 +186,9 @@ def check_table(table: PriceTable, model: str, cluster: Cluster, checkpoint: str
 
 
 def missing_bucket(bucket: Bucket, where: str) -> FormatError:
-    """The error for a bucket that a table does not price."""
+    """The error for a bucket that a table does not price whole."""
     return FormatError(
-        f"the price table has no row for bucket {bucket.name}",
+        f"the price table has no price for bucket {bucket.name} whole",
         where=where,
         fix="leave --prices out for analytic prices",
     )

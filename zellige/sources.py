@@ -135,7 +135,7 @@ def build_problem(
     if prices is None:
         prices = analytic_table(model, cluster, batch.buckets, checkpoint)
     else:
-        check_table(prices, model.name, cluster, checkpoint, "prices")
+        check_table(prices, model, cluster, checkpoint, "prices")
     return Problem(batch, cluster, model, prices, memory, engine, setup or Setup())
 
 

@@ -19,6 +19,7 @@ from oracle.brute_force import LOOSE, MIB, make_price, small_cluster, synthetic_
 from zellige.cluster import Cluster
 from zellige.errors import InfeasibleError
 from zellige.placement import Option, Problem
+from zellige.plan import plan_batch
 from zellige.plan.anchors import EPSILON, TIE, AnchorGroup, Assignment, candidate_options, deal, place_anchors
 from zellige.shards import ParallelConfig
 
@@ -132,7 +133,7 @@ def random_anchors(chance: random.Random, *, tight: bool) -> tuple[Problem, list
             for nodes in range(1, cluster.num_nodes + 1):
                 if degree % nodes or degree // nodes > cluster.ranks_per_node or (degree > 1 and chance.random() < 0.2):
                     continue
-                slower = chance.choice([1, 1, 1.0005, 1.1, 1.6]) if degree > 1 else 1
+                slower = chance.choice([0.6, 1, 1, 1.0005, 1.1, 1.6]) if degree > 1 else 1
                 options.append(
                     Option(
                         config=ParallelConfig(q=degree),
@@ -216,6 +217,15 @@ def test_overlapping_pairs_on_three_ranks() -> None:
     assert sorted(assignment.ranks for assignment in assignments) == [(0, 1), (0, 2), (1, 2)]
 
 
+def test_the_parts_of_an_anchor_are_on_distinct_ranks() -> None:
+    """Both halves of one B beside a whole B, on the rank without an A, would take 160; legal placements take 165."""
+    problem = synthetic_problem({}, {}, small_cluster(3), "per_sequence")
+    groups = [AnchorGroup("A", 2, (option(1, 135),)), AnchorGroup("B", 2, (option(1, 100), option(2, 30)))]
+    assignments, _ = place_anchors(problem, groups)
+    assert load(problem, as_spread(assignments)) == 165
+    check_against_everything(problem, groups)
+
+
 def test_large_times_lose_a_few_parts_per_million() -> None:
     """Nanoseconds of a real step do not fit the solver's integers one to one."""
     chance = random.Random(4)
@@ -290,6 +300,19 @@ def test_a_bucket_that_fits_in_three_parts_only_is_placed_in_three() -> None:
     groups = [AnchorGroup("16x16x1", 1, candidate_options(problem, "16x16x1"))]
     assignments, _ = place_anchors(problem, groups)
     assert [assignment.ranks for assignment in assignments] == [(0, 1, 2)]
+
+
+def test_a_bucket_that_fits_in_uneven_parts_only_has_no_plan() -> None:
+    """Three parts on two nodes of two are spread unevenly, which Anchor Placement does not consider: it says so."""
+    prices = {
+        "16x16x1": {
+            (WHOLE, 1): make_price(900, kept=9 * MIB),
+            (ParallelConfig(q=3), 2): make_price(300, kept=3 * MIB),
+        }
+    }
+    problem = synthetic_problem(prices, {"16x16x1": 1}, small_cluster(4, 2), "per_sequence", 4 * MIB)
+    with pytest.raises(InfeasibleError):
+        plan_batch(problem, "zellige-paper")
 
 
 DIGEST = """

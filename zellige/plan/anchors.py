@@ -36,6 +36,10 @@ TIE = 5e-3
 """Relative difference of prices that counts as none: analytic prices, and the published profiles (3.4 % error), tell no
 finer, and fewer bytes are then the safer choice. It costs at most this much of the makespan."""
 
+FAR_TOO_SLOW = 1_000
+"""Options this many times slower than a bucket's fastest are left out: they never help, and their prices would leave
+the solver's 64 bits."""
+
 DETERMINISTIC_LIMIT = 0.25
 """Deterministic time of each solve, in CP-SAT's own units (about a second here). Suites of few shapes are proved
 optimal well within it; where every video has its own length, longer searches make the anchors' makespan better and the
@@ -51,8 +55,11 @@ def candidate_options(problem: Problem, bucket: str) -> tuple[Option, ...]:
     """
     even = [o for o in problem.options[bucket] if o.config.degree % o.num_nodes == 0 and problem.fits_alone(o)]
     powers = [option for option in even if option.config.degree & (option.config.degree - 1) == 0]
+    fastest = min((option.time_ns for option in even), default=0)
     families: dict[tuple[int, int], list[Option]] = {}
     for option in powers or even:
+        if option.time_ns > FAR_TOO_SLOW * fastest:
+            continue
         families.setdefault((option.config.degree, option.num_nodes), []).append(option)
     return tuple(option for family in families.values() for option in _front(family))
 

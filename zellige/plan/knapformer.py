@@ -51,7 +51,15 @@ def best_spec(problems: Sequence[Problem]) -> str:
 
 def plan_with_spec(problem: Problem, spec: tuple[BagSpec, ...], name: str) -> Plan:
     """Route by estimated work; each bag splits its sequences by heads over all of its ranks."""
-    check_bag_spec(spec, problem.cluster.num_ranks, problem.model.geometry.num_heads)
+    geometry = problem.model.geometry
+    check_bag_spec(spec, problem.cluster.num_ranks, geometry.num_heads)
+    legal = legal_heads(geometry.num_heads, geometry.num_kv_heads)
+    for term in spec:
+        if term.size not in legal:
+            raise BagSpecError(
+                f"bags of {term.size} ranks cannot share {geometry.num_kv_heads} K/V heads",
+                fix=f"sizes among {' '.join(map(str, legal))}",
+            )
     return make_plan(
         problem,
         name,

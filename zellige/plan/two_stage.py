@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from zellige.placement import Placement, Plan, Problem, Solver, make_plan, require_placeable
+from zellige.errors import InfeasibleError
+from zellige.placement import Option, Placement, Plan, Problem, Solver, make_plan, require_placeable
 from zellige.plan.anchors import AnchorGroup, candidate_options, place_anchors
 from zellige.plan.bounds import best_bound
 from zellige.plan.cut import catalog_cut
@@ -31,9 +32,7 @@ def plan_with_anchors(problem: Problem, anchors: set[str]) -> Plan:
     placements: list[Placement] = []
     status = "heuristic"
     if waiting:
-        groups = [
-            AnchorGroup(name, len(ids), candidate_options(problem, name)) for name, ids in sorted(waiting.items())
-        ]
+        groups = [AnchorGroup(name, len(ids), _candidates(problem, name)) for name, ids in sorted(waiting.items())]
         assignments, status = place_anchors(problem, groups)
         taken: dict[str, int] = defaultdict(int)
         for chosen in assignments:
@@ -47,6 +46,15 @@ def plan_with_anchors(problem: Problem, anchors: set[str]) -> Plan:
     solver = Solver(name="cp-sat + greedy", status=status)
     note = f"anchors: {', '.join(sorted(waiting)) or 'none'}"
     return make_plan(problem, "zellige-paper", placements, bound=best_bound(problem), solver=solver, notes=(note,))
+
+
+def _candidates(problem: Problem, bucket: str) -> tuple[Option, ...]:
+    options = candidate_options(problem, bucket)
+    if not options:
+        raise InfeasibleError(
+            f"{bucket} fits in no split that spreads evenly over nodes", fix="more ranks, or a policy of fixed groups"
+        )
+    return options
 
 
 def anchor_buckets(problem: Problem, k: int | None = None) -> set[str]:

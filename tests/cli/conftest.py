@@ -1,0 +1,17 @@
+"""Commands run in an empty folder, 80 columns wide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import Run, run_main
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    return run_main

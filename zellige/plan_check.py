@@ -1,0 +1,168 @@
+"""Check a plan against itself: its digest, splits and ranks, its program, and every figure that it states."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from zellige.catalog import load_cluster, load_model
+from zellige.errors import FormatError, ModelMismatchError, ProgramError
+from zellige.files import convert, decode_json, parse_json, read_text
+from zellige.placement import Plan, Problem, RankCosts, plan_digest, rank_costs
+from zellige.plan.bounds import best_bound
+from zellige.prices import PriceTable, legal_configs
+from zellige.program import lower
+from zellige.program_checks import check_program
+from zellige.shards import legal_heads
+from zellige.sources import Options, build_problem
+from zellige.units import format_bytes
+from zellige.workload import Batch, make_bucket, parse_shape
+from zellige.workload import Sequence as TrainingSequence
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check reports."""
+
+    code: str
+    where: str
+    message: str
+    fix: str = ""
+
+
+def check_plan(plan: Plan, where: str, options: Options) -> list[Finding]:
+    """What a plan gets wrong: its digest, splits, ranks, prices, bound and memory, all recomputed."""
+    findings = []
+    if plan_digest(plan) != plan.digest:
+        findings.append(_plan_finding(where, "the digest does not match the content", "plan the batch again"))
+    problem = plan_problem(plan, where, options)
+    findings += _placement_findings(plan, problem, where)
+    if findings:
+        return findings
+    findings += _program_findings(plan, problem, where)
+    costs = rank_costs(problem, plan.placements)
+    findings += _figure_findings(plan, problem, costs, where)
+    over = max(costs.memory_bytes) - problem.memory.usable_bytes
+    if over > 0:
+        findings.append(
+            Finding(
+                code="ZL204", where=where, message=f"the fullest rank is {format_bytes(over)} over its memory", fix=""
+            )
+        )
+    return findings
+
+
+def _figure_findings(plan: Plan, problem: Problem, costs: RankCosts, where: str) -> list[Finding]:
+    """Stated figures that differ from what the placements give. A solver's own bound is taken, if the step obeys it."""
+    bound, bound_name = best_bound(problem)
+    own = plan.bound.startswith(("B1", "B2", "B3"))
+    limit = problem.memory.usable_bytes
+    figures = {
+        "times of ranks": ([p.time_ns for p in plan.predicted], list(costs.times_ns)),
+        "communication of ranks": ([p.communication_ns for p in plan.predicted], list(costs.exposed_ns)),
+        "memory of ranks": ([p.memory_bytes for p in plan.predicted], list(costs.memory_bytes)),
+        "makespan": (plan.makespan_ns, max(costs.times_ns)),
+        "bytes moved": (plan.comm_bytes, costs.comm_bytes),
+        "memory of a GPU": (plan.memory_limit_bytes, limit),
+        "fits": (plan.fits, max(costs.memory_bytes) <= limit),
+        "bound": (plan.bound_ns, bound if own else min(max(plan.bound_ns, bound), max(costs.times_ns))),
+        "gap": (plan.gap, plan.makespan_ns / plan.bound_ns - 1),
+    }
+    return [
+        _plan_finding(where, f"stated {name} differ from what the placements give", "check with the same --prices")
+        for name, (stated, found) in figures.items()
+        if stated != found
+    ] + (
+        [_plan_finding(where, f"the bound is {bound_name}, not {plan.bound}", "")]
+        if own and plan.bound != bound_name
+        else []
+    )
+
+
+def load_plan(path: str) -> Plan:
+    """Read a plan file."""
+    return decode_json(read_text(Path(path)), Plan, path)
+
+
+def plan_problem(plan: Plan, where: str, options: Options) -> Problem:
+    """The problem that a plan answers, rebuilt from the plan itself; --model and --cluster name files of one's own."""
+    model = load_model(options.model or plan.model)
+    cluster = load_cluster(options.cluster or plan.cluster)
+    for label, found, wanted in (("model", model.name, plan.model), ("cluster", cluster.name, plan.cluster)):
+        if found != wanted:
+            raise ModelMismatchError(f"the plan is for {label} {wanted!r}, not {found!r}", where=where)
+    buckets = {}
+    for placement in plan.placements:
+        if placement.bucket not in buckets:
+            width, height, frames = parse_shape(placement.bucket)
+            try:
+                buckets[placement.bucket] = make_bucket(model, width, height, frames or 1, where)
+            except ValueError as error:
+                raise FormatError(f"bucket {placement.bucket}: {error}", where=where) from None
+    sequences = tuple(TrainingSequence(p.sequence, buckets[p.bucket]) for p in plan.placements)
+    if not sequences:
+        raise FormatError("the plan places no sequence", where=where)
+    ordered = tuple(sorted(buckets.values(), key=lambda bucket: (bucket.num_tokens, bucket)))
+    batch = Batch(name=plan.batch, sequences=sequences, buckets=ordered)
+    prices = (
+        convert(parse_json(read_text(Path(options.prices)), options.prices), PriceTable, options.prices)
+        if options.prices
+        else None
+    )
+    return build_problem(
+        batch,
+        cluster=cluster,
+        model=model,
+        engine=plan.engine,
+        sharding=plan.sharding,
+        checkpoint=plan.checkpoint,
+        prices=prices,
+    )
+
+
+def _placement_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]:
+    findings = []
+    num_ranks = problem.cluster.num_ranks
+    if [p.rank for p in plan.predicted] != list(range(num_ranks)):
+        findings.append(_plan_finding(where, f"predictions are not for ranks 0..{num_ranks - 1}", ""))
+    twice = [name for name, count in Counter(p.sequence for p in plan.placements).items() if count > 1]
+    if twice:
+        findings.append(
+            _plan_finding(
+                where,
+                f"sequence {twice[0]} is placed {Counter(p.sequence for p in plan.placements)[twice[0]]} times",
+                "",
+            )
+        )
+    legal = set(legal_configs(problem.model, problem.cluster))
+    geometry = problem.model.geometry
+    for placement in plan.placements:
+        if max(placement.ranks) >= num_ranks:
+            findings.append(
+                _plan_finding(where, f"{placement.sequence} uses rank {max(placement.ranks)} of {num_ranks}", "")
+            )
+        elif placement.config not in legal:
+            heads = " ".join(map(str, legal_heads(geometry.num_heads, geometry.num_kv_heads, num_ranks)))
+            findings.append(
+                Finding(
+                    code="ZL203",
+                    where=where,
+                    message=f"{placement.sequence} cannot be split as {placement.config}",
+                    fix=f"{geometry.num_heads} heads on {num_ranks} ranks: legal h: {heads}",
+                )
+            )
+    return findings
+
+
+def _program_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]:
+    """What the lowered program breaks: matching collectives, one order, conservation of tokens and rows."""
+    try:
+        check_program(lower(plan, problem))
+    except ProgramError as error:
+        return [Finding(code=error.code, where=where, message=error.message, fix=error.fix)]
+    return []
+
+
+def _plan_finding(where: str, message: str, fix: str) -> Finding:
+    return Finding(code="ZL406", where=where, message=message, fix=fix)
