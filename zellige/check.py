@@ -12,7 +12,7 @@ import msgspec
 from zellige.bucket_sets import BucketSet, bucket_memory
 from zellige.catalog import load_bucket_set, load_cluster, load_device, load_generator, load_model, names
 from zellige.cluster import Cluster, Device
-from zellige.errors import SchemaVersionError
+from zellige.errors import SchemaVersionError, UsageError
 from zellige.files import convert, decode_toml, parse_json, printable, read_text
 from zellige.generate import BatchGenerator
 from zellige.memory import memory_model
@@ -20,9 +20,9 @@ from zellige.model import ModelSpec
 from zellige.placement import Option, Plan
 from zellige.plan_check import Finding, check_plan
 from zellige.prices import PriceTable
-from zellige.sources import Options, batches_of, build_problem, load_setting, read_source
+from zellige.sources import Options, batches_of, build_problem, read_source
 from zellige.units import ceil_div, format_bytes
-from zellige.workload import Batch, Drop
+from zellige.workload import Batch, Bucket, Clip, Drop, training_frames
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,14 +49,14 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
     """Drops, memory of the worst bucket where a cluster is known, and steps of same-shape against packed batching."""
     source = read_source(argument, options)
     if not (options.model or source.model):
-        load_setting(source, options)
+        raise UsageError(f"{source.label} does not say for which model", fix="--model wan2.1-t2v-1.3b")
     model = load_model(options.model or source.model)
     cluster_name = options.cluster or source.cluster
     cluster = load_cluster(cluster_name) if cluster_name else None
     findings: list[Finding] = []
     summary: list[str] = []
     for batch, drops in batches_of(source, model, options):
-        findings += drop_findings(drops, len(batch.sequences) + len(drops))
+        findings += drop_findings(drops)
         if drops:
             keep = list(dict.fromkeys(drop.suggestion for drop in drops if drop.suggestion))
             total = len(batch.sequences) + len(drops)
@@ -66,7 +66,9 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
             )
         if not batch.sequences:
             continue
+        summary += resampling_summary(batch, source.clips[batch.name], model, options)
         summary += batch_summary(batch, batch_size)
+        findings += loss_findings(batch, source.clips[batch.name], model, options)
         findings += epoch_findings(batch, batch_size, cluster.num_ranks if cluster else 1)
         if cluster is not None:
             lines, found = memory_findings(batch, model, cluster, options)
@@ -75,17 +77,66 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
     return Report(file=printable(argument), findings=tuple(findings), summary=tuple(summary))
 
 
-def drop_findings(drops: Sequence[Drop], total: int) -> list[Finding]:
-    """One finding for each dropped clip."""
-    return [
-        Finding(
-            code="ZL120",
-            where=drop.clip.where,
-            message=f"{drop.clip.id} ({drop.clip.shape}) is dropped, {index} of {total}: {drop.reason}",
-            fix=f"a bucket {drop.suggestion}" if drop.suggestion else "",
+def drop_findings(drops: Sequence[Drop]) -> list[Finding]:
+    """One finding for each row whose clips are dropped."""
+    rows: dict[tuple[str, str], list[Drop]] = {}
+    for drop in drops:
+        rows.setdefault((drop.clip.where, drop.reason), []).append(drop)
+    findings = []
+    for (where, reason), same in rows.items():
+        first = same[0]
+        what = first.clip.id if len(same) == 1 else f"{first.clip.id} and {len(same) - 1} more"
+        findings.append(
+            Finding(
+                code="ZL120",
+                where=where,
+                message=f"{what} ({first.clip.shape}) dropped: {reason}",
+                fix=f"a bucket {first.suggestion}" if first.suggestion else "",
+            )
         )
-        for index, drop in enumerate(drops, 1)
-    ]
+    return findings
+
+
+LOSES_HALF = 0.5
+
+
+def loss_findings(batch: Batch, clips: Sequence[Clip], model: ModelSpec, options: Options) -> list[Finding]:
+    """Rows of which a bucket keeps less than half of the frames or of the pixels."""
+    buckets = {sequence.id: sequence.bucket for sequence in batch.sequences}
+    seen: dict[tuple[str, Bucket], Finding] = {}
+    for clip in clips:
+        bucket = buckets.get(clip.id)
+        if bucket is None or (clip.where, bucket) in seen:
+            continue
+        _, snapped = training_frames(clip, model, resample=options.resample)
+        frames = bucket.num_frames / snapped
+        pixels = min(1.0, bucket.width * bucket.height / (clip.width * clip.height))
+        if min(frames, pixels) < LOSES_HALF:
+            seen[clip.where, bucket] = Finding(
+                code="ZL124",
+                where=clip.where,
+                message=f"{clip.id} ({clip.shape}) goes to {bucket.name}, which keeps {100 * frames:.0f} % of frames"
+                f" and {100 * pixels:.0f} % of pixels",
+                fix=f"a bucket {clip.width}x{clip.height}x{snapped}, or one nearer to it",
+            )
+    return list(seen.values())
+
+
+def resampling_summary(batch: Batch, clips: Sequence[Clip], model: ModelSpec, options: Options) -> list[str]:
+    """How many clips were resampled to the model's rate, and how many say no rate."""
+    videos = [clip for clip in clips if clip.num_frames > 1]
+    changed = [c for c in videos if training_frames(c, model, resample=options.resample)[0] != c.num_frames]
+    lines = []
+    if changed:
+        before, after = changed[0], training_frames(changed[0], model, resample=options.resample)[0]
+        lines.append(
+            f"{batch.name}: {len(changed)} of {len(videos)} videos are resampled to {model.native.fps} fps"
+            f" ({before.id}: {before.num_frames} to {after} frames); --keep-fps leaves them alone"
+        )
+    silent = sum(clip.fps == 0 for clip in videos)
+    if silent and options.resample:
+        lines.append(f"{batch.name}: {silent} videos say no fps: taken as {model.native.fps}, the model's")
+    return lines
 
 
 def batch_summary(batch: Batch, batch_size: int) -> list[str]:

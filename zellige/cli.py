@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from zellige.cli_explore import catalog_app, cut_command, theory_command
-from zellige.cli_run import execute_command
+from zellige.cli_run import execute_command, simulate_command
 from zellige.cli_support import (
     BatchArguments,
     BatchesOption,
@@ -39,6 +39,7 @@ from zellige.cli_support import (
     progress,
     require_one_setting,
     warn_drops,
+    warn_resampling,
 )
 from zellige.errors import InternalError, ZelligeError
 
@@ -98,14 +99,15 @@ def compare_command(
     sources = [read_source(argument, options) for argument in arguments]
     problems = [problem for source in sources for problem in build_problems(source, options, warn_drops)]
     require_one_setting(problems)
+    warn_resampling(problems, sources, options)
     chosen = tuple(policy) if policy else default_policies(problems)
     notes = tuple(source.note for source in sources[:1] if source.note)
     with progress("planning", len(chosen) * len(problems)) as advance:
         result = compare(problems, chosen, engine=engine.value if engine else None, notes=notes, progress=advance)
     if json:
         print_json(result)
-        return
-    _print_comparison(result, breakdown)
+    else:
+        _print_comparison(result, breakdown)
 
 
 @app.command("plan")
@@ -117,7 +119,7 @@ def plan_command(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan.")] = None,
     policy: Annotated[
         str, typer.Option("--policy", help="Which policy plans.", autocompletion=complete_policy)
-    ] = "zellige-paper",
+    ] = "portfolio",
     cluster: ClusterOption = "",
     model: ModelOption = "",
     sharding: ShardingOption = ShardingChoice.ZERO3,
@@ -142,7 +144,9 @@ def plan_command(
     options = planning_options(
         cluster, model, sharding, checkpoint, engine, buckets, keep_fps, prices, usp, knapformer, 1, seed
     )
-    problems = build_problems(read_source(batch, options), options, warn_drops)
+    source = read_source(batch, options)
+    problems = build_problems(source, options, warn_drops)
+    warn_resampling(problems, [source], options)
     if len(problems) > 1:
         raise UsageError(f"{batch} holds {len(problems)} batches", fix="compare takes many; give plan a file of one")
     plan = plan_batch(problems[0], policy, options.engine)
@@ -201,6 +205,7 @@ def inspect_command(
     sharding: ShardingOption = ShardingChoice.ZERO3,
     checkpoint: CheckpointOption = CheckpointChoice.FULL,
     split: Annotated[str, typer.Option("--split", help="Show the shards of a split, as h8 or h4k2.")] = "",
+    show_all: Annotated[bool, typer.Option("--all", help="All splits, not the three fastest of a degree.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Tokens, grid and legal splits of a clip; with a cluster, the splits that fit and their prices."""
@@ -226,11 +231,13 @@ def inspect_command(
         return
     print_lines(inspection_lines(result))
     if result.configs:
-        console().print(inspection_table(result))
+        console().print(inspection_table(result, show_all=show_all))
+        print_lines(["prices: analytic, per step"])
 
 
 app.command("cut")(cut_command)
 app.command("theory")(theory_command)
+app.command("simulate")(simulate_command)
 app.command("execute")(execute_command)
 app.add_typer(catalog_app, name="catalog", no_args_is_help=True)
 

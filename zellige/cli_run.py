@@ -1,15 +1,24 @@
-"""Commands that run plans for real."""
+"""Commands that run plans: through the simulator, and for real."""
 
 from __future__ import annotations
 
 import enum
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from zellige.cli_support import JsonOption, PricesOption, print_json, print_lines
+from zellige.cli_support import ClusterOption, JsonOption, ModelOption, PricesOption, console, print_json, print_lines
 from zellige.errors import MissingExtraError, UsageError
+
+
+class FidelityChoice(enum.StrEnum):
+    """How closely a step is simulated."""
+
+    ADDITIVE = "additive"
+    EVENT = "event"
+    FLOW = "flow"
 
 
 class DtypeChoice(enum.StrEnum):
@@ -34,6 +43,46 @@ class TransportChoice(enum.StrEnum):
     PEER_TO_PEER = "peer-to-peer"
 
 
+def simulate_command(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
+    fidelity: Annotated[
+        FidelityChoice, typer.Option("--fidelity", help="Sums, events, or events with shared links.")
+    ] = FidelityChoice.EVENT,
+    cluster: ClusterOption = "",
+    model: ModelOption = "",
+    jitter: Annotated[float, typer.Option("--jitter", min=0, max=1, help="Lognormal sigma of every operation.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the jitter.")] = 0,
+    no_state: Annotated[
+        bool, typer.Option("--no-state", help="Leave out parameter gathers, reductions and the optimizer.")
+    ] = False,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write the spans (Chrome trace).")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a plan through the simulator: step time, and where each rank's time goes."""
+    from zellige.plan_check import load_plan, plan_problem
+    from zellige.program import lower
+    from zellige.program_checks import check_program
+    from zellige.report import simulation_lines, simulation_table
+    from zellige.sim import Noise, SimOptions, simulate
+    from zellige.sources import Options
+
+    loaded = load_plan(plan)
+    problem = plan_problem(loaded, plan, Options(cluster=cluster, model=model))
+    program = lower(loaded, problem)
+    check_program(program)
+    options = SimOptions(trace=trace is not None, state_traffic=not no_state, noise=Noise(seed=seed, jitter=jitter))
+    done = simulate(program, problem, fidelity.value, options)
+    if trace is not None:
+        _write_trace(trace, done.trace)
+    if json:
+        print_json(done.report)
+        return
+    print_lines(simulation_lines(done.report, loaded))
+    console().print(simulation_table(done.report))
+    if trace is not None:
+        print_lines([f"spans written to {trace}: open them in Perfetto or chrome://tracing"])
+
+
 def execute_command(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
     attention_only: Annotated[
@@ -50,7 +99,9 @@ def execute_command(
     ] = TransportChoice.ALL_TO_ALL,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with unsharded attention in fp64.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the inputs.")] = 0,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, max=86_400, help="Seconds to go on.")] = 120.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, max=86_400, help="Seconds after which the whole run is ended.")
+    ] = 600.0,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write the spans (Chrome trace).")] = None,
     prices: PricesOption = "",
     json: JsonOption = False,
@@ -70,12 +121,18 @@ def execute_command(
         program = shrink_program(program, shrink)
     check_program(program)
     run, summary = _attention_runner()
+    sys.stderr.write(
+        f"{program.num_ranks} ranks: a warm-up layer, {layers} measured"
+        + (", a comparison in fp64" if verify else "")
+        + f"; at most {timeout:g} s (--shrink {2 * shrink} halves the lengths)\n"
+    )
     result = run(
         program,
         dtype=dtype.value,
         seed=seed,
         layers=layers,
         timeout_s=timeout,
+        deadline_s=timeout,
         backend=backend.value,
         transport=transport.value,
         verify=verify,

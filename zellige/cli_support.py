@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -175,6 +176,16 @@ def last_frame(error: BaseException) -> str:
     return f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else ""
 
 
+def warn_resampling(problems: list[Any], sources: list[Any], options: Any) -> None:
+    """Say on stderr which batches were resampled to the model's frame rate."""
+    from zellige.check import resampling_summary
+
+    clips = {name: clips for source in sources for name, clips in source.clips.items()}
+    for problem in problems:
+        for line in resampling_summary(problem.batch, clips[problem.batch.name], problem.model, options):
+            sys.stderr.write(f"note: {line}\n")
+
+
 def warn_drops(source: Any, drops: Any) -> None:
     """Say on stderr which clips were dropped, and why."""
     from zellige.report import drop_lines
@@ -185,15 +196,34 @@ def warn_drops(source: Any, drops: Any) -> None:
     )
 
 
+SECONDS_BETWEEN_LINES = 10
+
+
 @contextlib.contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, where that is a terminal."""
+    """Progress on stderr: a bar where that is a terminal, else a line every ten seconds."""
     from rich.progress import Progress
 
     terminal = console(stderr=True)
-    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
+    if not terminal.is_terminal:
+        yield _progress_lines(title, total)
+        return
+    with Progress(console=terminal, transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)
+
+
+def _progress_lines(title: str, total: int) -> Callable[[], None]:
+    done, last = 0, time.monotonic()
+
+    def advance() -> None:
+        nonlocal done, last
+        done += 1
+        if time.monotonic() - last > SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            sys.stderr.write(f"{title}: {done} of {total}\n")
+
+    return advance
 
 
 def require_one_setting(problems: list[Any]) -> None:

@@ -92,6 +92,7 @@ def default_policies(problems: Sequence[Problem]) -> tuple[str, ...]:
         "static-coalesced",
         "zellige-paper",
         "zellige-paper-coalesced",
+        "portfolio",
     )
 
 
@@ -134,19 +135,30 @@ def compare(
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Whether the best moldable plan beats the best static split under the same engine, and what coalescing brings."""
+    """Whether the best moldable plan beats the best static split under the same engine, and what coalescing brings.
+
+    Empty where the rows lack one of the two, or it does not fit.
+    """
     static = _best(rows, lambda name: name == "static-coalesced")
     moldable = _best(rows, lambda name: find_policy(name).moldable)
+    if not any(row.fits for row in rows):
+        return "nothing fits: no policy's plan is within the memory of a GPU; more ranks or fewer sequences a step"
     if static is None or moldable is None:
-        return "no verdict: it needs static-coalesced and a moldable policy, both with a plan that fits"
-    gain = static[1] / moldable[1] - 1
-    if gain < NO_GAIN:
-        text = f"no gain here: {moldable[0]} is {gain:+.1%} against the best static split under the coalesced engine"
+        return ""
+    longer = moldable[1] / static[1] - 1
+    against = "the best static split under the coalesced engine"
+    if longer > 0:
+        text = f"no gain here: a step of {moldable[0]} is {longer:.1%} longer than {against}"
+    elif 1 / (1 + longer) - 1 < NO_GAIN:
+        text = f"no gain here: a step of {moldable[0]} is only {-longer:.1%} shorter than {against}"
     else:
-        text = f"{moldable[0]} beats the best static split under the coalesced engine by {gain:.1%}"
+        text = f"placement wins: a step of {moldable[0]} is {-longer:.1%} shorter than {against}"
     plain = _best(rows, lambda name: name == "static")
     if plain is not None:
-        text += f"; coalescing alone brings the best static split {plain[1] / static[1] - 1:+.1%}"
+        change = static[1] / plain[1] - 1
+        text += (
+            f"; coalescing alone makes the best static split {abs(change):.1%} {'shorter' if change <= 0 else 'longer'}"
+        )
     return text
 
 

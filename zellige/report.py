@@ -12,24 +12,26 @@ from zellige.compare import Comparison, Row
 from zellige.cuts import CutReport
 from zellige.inspection import Inspection
 from zellige.placement import Plan
+from zellige.sim.results import SimReport
 from zellige.theory import Theory
 from zellige.units import format_bytes, format_percent, format_time
 from zellige.workload import Drop
 
 SHOWN_DROPS = 20
+SHOWN_SPLITS = 24
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """One row a policy, the best in bold; step times are means over batches where there are several."""
-    table = _table("policy", "step", "ratio", "max/\nmean", "comm/\nusp", "split", "memory", "plan", "gap")
+    table = _table("policy", "step", "ratio", "max/\nmean", "bytes/\nusp", "split", "memory", "plan", "gap")
     for row in comparison.rows:
         table.add_row(*_cells(row), style="bold" if row.ratio_to_best == 1.0 else "")
     return table
 
 
 def breakdown_table(comparison: Comparison) -> Table:
-    """Where a rank's step goes, the mean over ranks: compute, exposed communication, waiting for the slowest rank."""
-    table = _table("policy", "step", "compute", "communication", "wait")
+    """Where a rank's step goes, the mean over ranks: compute, exposed communication, idle until the slowest is done."""
+    table = _table("policy", "step", "compute", "communication", "idle")
     for row in comparison.rows:
         if row.step_time_ns is not None:
             parts = (row.step_time_ns, row.compute_ns, row.communication_ns, row.wait_ns)
@@ -67,7 +69,7 @@ def _cells(row: Row) -> list[str]:
         "-" if row.comm_relative_to_usp is None else f"{row.comm_relative_to_usp:.2f}",
         f"{row.num_split}",
         _memory_cell(row),
-        f"{(row.planning_ns or 0) / 1e6:,.0f}ms",
+        _planning_cell(row.planning_ns or 0),
         _gap_cell(row.gap or 0.0),
     ]
 
@@ -79,9 +81,14 @@ def _memory_cell(row: Row) -> str:
     return f"OOM+{over:.1f}GB" if over < 10 else f"OOM+{over:.0f}GB"
 
 
+def _planning_cell(planning_ns: int) -> str:
+    milliseconds = planning_ns / 1e6
+    return f"{milliseconds:.0f}ms" if milliseconds < 9_999 else f"{milliseconds / 1e3:.0f}s"
+
+
 def _gap_cell(gap: float) -> str:
     if gap >= 9:
-        return f"{1 + gap:.0f}x"
+        return f"{100 * gap:.0e}%" if gap >= 1000 else f"{100 * gap:.0f}%"
     return f"{100 * gap:.2f}%" if gap < 0.1 else f"{100 * gap:.0f}%"
 
 
@@ -106,18 +113,26 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 
 def comparison_footer(comparison: Comparison) -> list[str]:
     """Reasons, notes of the rows, and the verdict."""
-    lines = [f"{row.policy}: no plan: {row.reason}" for row in comparison.rows if row.reason]
+    lines = [
+        "ratio: step over the best that fits; max/mean: of rank times; bytes: moved by attention; split: sequences on",
+        "several ranks; plan: planning time; gap: to a bound for any placement under the row's own engine",
+    ]
+    lines += [f"{row.policy}: no plan: {row.reason}" for row in comparison.rows if row.reason]
     lines += [f"{row.policy}: {note}" for row in comparison.rows for note in row.notes if note]
-    return [*lines, *comparison.notes, f"verdict: {comparison.verdict}"]
+    lines += comparison.notes
+    return [*lines, f"verdict: {comparison.verdict}"] if comparison.verdict else lines
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """A plan in a few lines."""
     split: dict[str, int] = {}
+    whole: dict[int, int] = {}
     for placement in plan.placements:
         if placement.config.is_split:
-            label = f"{placement.bucket} as {placement.config}"
+            label = f"{placement.bucket} as {placement.config} on ranks {','.join(map(str, placement.ranks))}"
             split[label] = split.get(label, 0) + 1
+        else:
+            whole[placement.ranks[0]] = whole.get(placement.ranks[0], 0) + 1
     lines = [
         f"{plan.policy} ({plan.engine} engine): step {format_time(plan.makespan_ns)},"
         f" {format_percent(plan.gap)} above the bound {format_time(plan.bound_ns)} ({plan.bound})",
@@ -125,8 +140,14 @@ def plan_lines(plan: Plan) -> list[str]:
         f"peak memory {format_bytes(plan.peak_memory_bytes)} of {format_bytes(plan.memory_limit_bytes)}"
         + ("" if plan.fits else f": {format_bytes(plan.peak_memory_bytes - plan.memory_limit_bytes)} over the limit"),
     ]
-    lines += [f"  {count} x {label}" for label, count in sorted(split.items())]
-    return [*lines, f"digest {plan.digest}"]
+    lines += [f"  {count} x {label}" for label, count in sorted(split.items())[:SHOWN_SPLITS]]
+    if len(split) > SHOWN_SPLITS:
+        lines.append(f"  ... and {len(split) - SHOWN_SPLITS} more")
+    if whole:
+        lines.append(
+            f"whole sequences a rank: {', '.join(f'{r}: {n}' for r, n in sorted(whole.items())[:SHOWN_SPLITS])}"
+        )
+    return [*lines, *plan.notes, f"digest {plan.digest}"]
 
 
 def drop_lines(drops: Sequence[Drop], total: int) -> list[str]:
@@ -166,10 +187,17 @@ def inspection_lines(result: Inspection) -> list[str]:
     return lines + list(result.notes)
 
 
-def inspection_table(result: Inspection) -> Table:
-    """The configurations that fit, the fastest of each degree first."""
-    table = _table("split", "ranks", "time a rank", "time x ranks", "memory", "moved", "price")
+SHOWN_CONFIGS = 3
+
+
+def inspection_table(result: Inspection, *, show_all: bool) -> Table:
+    """The configurations that fit (the three fastest of each degree, or all), the fastest of each degree first."""
+    table = _table("split", "ranks", "time a rank", "time x ranks", "memory", "moved a step")
+    shown: dict[int, int] = {}
     for row in result.configs:
+        shown[row.degree] = shown.get(row.degree, 0) + 1
+        if shown[row.degree] > SHOWN_CONFIGS and not show_all:
+            continue
         label = "".join(f"{axis}{n}" for axis, n in (("q", row.q), ("h", row.h), ("k", row.k)) if n > 1) or "whole"
         table.add_row(
             label,
@@ -178,7 +206,6 @@ def inspection_table(result: Inspection) -> Table:
             format_time(row.time_ns * row.degree),
             format_bytes(row.memory_bytes),
             format_bytes(row.comm_bytes),
-            row.source,
         )
     return table
 
@@ -234,3 +261,24 @@ def theory_tables(result: Theory) -> list[tuple[str, Table]]:
         ("one giant and m fillers: the same step takes 1 split jointly, m + 1 in disjoint groups", splits),
         ("gangs: laminar rank sets reach their load without waiting, others need not", waits),
     ]
+
+
+def simulation_lines(report: SimReport, plan: Plan) -> list[str]:
+    """What was simulated, and the step beside the plan's own prediction."""
+    return [
+        f"{plan.policy} ({report.engine} engine) on {report.cluster}, {report.model}: fidelity {report.fidelity}",
+        f"step {format_time(report.step_time_ns)}; the plan's additive prices say {format_time(plan.makespan_ns)}",
+        f"{report.layers_simulated} of {report.num_layers} layers stepped through, {report.events:,} events",
+    ]
+
+
+def simulation_table(report: SimReport) -> Table:
+    """Each rank's step by cause: compute, exposed exchanges and calls, waits, gathers and reductions, idle."""
+    table = _table("rank", "compute", "exchange", "wait", "slow-\ndown", "state", "idle", "memory")
+    for rank in report.ranks:
+        state = rank.gather_wait_ns + rank.gather_ns + rank.reduce_wait_ns + rank.reduce_ns
+        state += rank.work_ns.get("optimizer", 0)
+        parts = (rank.compute_ns, rank.calls_ns + rank.exchange_ns, rank.wait_ns, rank.slowdown_ns, state, rank.idle_ns)
+        cells = [_tight(format_time(part)) for part in parts]
+        table.add_row(str(rank.rank), *cells, _tight(format_bytes(rank.peak_memory_bytes)))
+    return table

@@ -20,11 +20,11 @@ from zellige.shards import ParallelConfig
 
 def test_a_plan_that_is_written_passes_check(run: Run) -> None:
     write("mixed.jsonl", MIXED)
-    for policy in ("zellige-paper", "zellige-paper-coalesced", "dp", "usp", "static", "knapformer"):
+    for policy in ("zellige-paper", "zellige-paper-coalesced", "dp", "usp", "static", "knapformer", "portfolio"):
         assert run("plan", "mixed.jsonl", *SETTING, "--policy", policy, "-o", f"{policy}.json").code == 0
         assert run("check", f"{policy}.json").code == 0
-    assert run("plan", "mixed.jsonl", *SETTING, "-o", "again.json").code == 0
-    plans = [json.loads(Path(name).read_text()) for name in ("zellige-paper.json", "again.json")]
+    assert run("plan", "mixed.jsonl", *SETTING, "--policy", "zellige-paper", "-o", "again.json").code == 0
+    plans = [json.loads(Path(name).read_text()) for name in ("portfolio.json", "again.json")]
     assert plans[0]["digest"] == plans[1]["digest"]
 
 
@@ -103,7 +103,7 @@ TAMPERED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
 def test_tampered_plans_are_findings(run: Run, change: str, forged: bool) -> None:
     """The digest gives away what was changed by hand; what was changed with care contradicts the prices."""
     write("mixed.jsonl", MIXED)
-    assert run("plan", "mixed.jsonl", *SETTING, "-o", "plan.json").code == 0
+    assert run("plan", "mixed.jsonl", *SETTING, "--policy", "zellige-paper", "-o", "plan.json").code == 0
     plan = msgspec.json.decode(Path("plan.json").read_bytes(), type=Plan)
     assert plan.num_split == 1, "else some changes would change nothing"
     tamper, code = TAMPERED[change]

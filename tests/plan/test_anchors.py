@@ -315,6 +315,16 @@ def test_a_bucket_that_fits_in_uneven_parts_only_has_no_plan() -> None:
         plan_batch(problem, "zellige-paper")
 
 
+def test_a_slow_candidate_is_better_than_none() -> None:
+    """Only powers of two are candidates: a far faster split in three must not rule the whole sequence out."""
+    prices = {
+        "16x16x1": {(WHOLE, 1): make_price(10)},
+        "32x16x1": {(WHOLE, 1): make_price(10**9), (ParallelConfig(q=3), 1): make_price(1000)},
+    }
+    problem = synthetic_problem(prices, {"16x16x1": 1, "32x16x1": 1}, small_cluster(3), "per_sequence")
+    assert plan_batch(problem, "zellige-paper").makespan_ns == 10**9
+
+
 DIGEST = """
 from zellige.plan import plan_batch
 from zellige.sources import Options, build_problems, read_source

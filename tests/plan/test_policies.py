@@ -23,13 +23,13 @@ from oracle.brute_force import (
     synthetic_problem,
 )
 
-from zellige.check import check_plan
 from zellige.errors import InfeasibleError, NoRoomError, SequenceTooLargeError, UnknownNameError
 from zellige.placement import ENGINES, Engine, Plan, Problem, plan_digest, rank_costs
 from zellige.plan import POLICIES, plan_batch
 from zellige.plan.bounds import best_bound
 from zellige.plan.fillers import RankLoads, pack_fillers
 from zellige.plan.two_stage import anchor_buckets
+from zellige.plan_check import check_plan
 from zellige.shards import ParallelConfig
 from zellige.sources import Options
 

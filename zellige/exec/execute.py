@@ -92,6 +92,7 @@ def execute_attention(
     seed: int = 0,
     layers: int = 1,
     timeout_s: float = 60.0,
+    deadline_s: float | None = None,
     backend: Backend = "gloo",
     transport: TransportName = "all-to-all",
     num_ranks: int | None = None,
@@ -99,8 +100,9 @@ def execute_attention(
 ) -> Execution:
     """Run a program's attention on processes of this machine; asserts the bytes of every pass.
 
-    ``num_ranks`` are those to be had (default: as many as the program needs, or the GPUs there are). Raises
-    :class:`zellige.errors.TooFewRanksError`, or :class:`zellige.exec.launch.RanksFailedError` with every rank's error.
+    ``timeout_s`` bounds every exchange, ``deadline_s`` the whole run. ``num_ranks`` are those to be had (default: as
+    many as the program needs, or the GPUs there are). Raises :class:`zellige.errors.TooFewRanksError`, or
+    :class:`zellige.exec.launch.RanksFailedError` with every rank's error.
     """
     if backend == "nccl":
         if not torch.cuda.is_available():
@@ -117,7 +119,7 @@ def execute_attention(
         verify=verify,
     )
     payload = msgspec.json.encode(run)
-    answers = run_ranks(attention_task, [payload] * program.num_ranks, timeout_s=timeout_s)
+    answers = run_ranks(attention_task, [payload] * program.num_ranks, timeout_s=timeout_s, deadline_s=deadline_s)
     return collect(run, [msgspec.json.decode(answer, type=RankResult) for answer in answers])
 
 

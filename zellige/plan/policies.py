@@ -17,6 +17,7 @@ from zellige.plan.disjoint import plan_disjoint
 from zellige.plan.joint import plan_joint, plan_joint_naive
 from zellige.plan.karmarkar_karp import plan_dp_kk
 from zellige.plan.knapformer import plan_knapformer, plan_knapformer_best, plan_knapformer_oracle
+from zellige.plan.portfolio import plan_portfolio
 from zellige.plan.two_stage import plan_zellige_paper
 
 
@@ -48,6 +49,9 @@ POLICIES: dict[str, Policy] = {
     ),
     "zellige-paper-coalesced": Policy(
         plan_zellige_paper, "coalesced", "the same planner, priced under the coalesced engine", True
+    ),
+    "portfolio": Policy(
+        plan_portfolio, "coalesced", "the best of zellige-paper, everything split, static and dp, coalesced", True
     ),
     "disjoint": Policy(plan_disjoint, "group", "the best disjoint groups for this very batch, by CP-SAT"),
     "joint": Policy(
