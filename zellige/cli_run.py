@@ -121,11 +121,9 @@ def execute_command(
         program = shrink_program(program, shrink)
     check_program(program)
     run, summary = _attention_runner()
-    sys.stderr.write(
-        f"{program.num_ranks} ranks: a warm-up layer, {layers} measured"
-        + (", a comparison in fp64" if verify else "")
-        + f"; at most {timeout:g} s (--shrink {2 * shrink} halves the lengths)\n"
-    )
+    more = ", a comparison in fp64" if verify else ""
+    steps = f"{program.num_ranks} ranks: a warm-up layer, {layers} measured{more}"
+    sys.stderr.write(f"{steps}; at most {timeout:g} s (--shrink {2 * shrink} halves the lengths)\n")
     result = run(
         program,
         dtype=dtype.value,
