@@ -40,7 +40,11 @@ def check_file(argument: str, options: Options, batch_size: int = 0) -> Report:
         return _check_json(argument, options)
     if argument in names("buckets"):
         return check_bucket_set(load_bucket_set(argument), argument, options)
-    if path.suffix == ".toml" and (report := _check_catalog(path, options)) is not None:
+    if (
+        path.suffix == ".toml"
+        and not argument.startswith("gen:")
+        and (report := _check_catalog(path, options)) is not None
+    ):
         return report
     return check_batches(argument, options, batch_size)
 

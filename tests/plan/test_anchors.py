@@ -20,7 +20,7 @@ from zellige.cluster import Cluster
 from zellige.errors import InfeasibleError
 from zellige.placement import Option, Problem
 from zellige.plan import plan_batch
-from zellige.plan.anchors import EPSILON, TIE, AnchorGroup, Assignment, candidate_options, deal, place_anchors
+from zellige.plan.anchors import EPSILON_PER_MILLE, TIE, AnchorGroup, Assignment, candidate_options, deal, place_anchors
 from zellige.shards import ParallelConfig
 
 WHOLE = ParallelConfig()
@@ -172,7 +172,7 @@ def check_against_everything(problem: Problem, groups: Sequence[AnchorGroup]) ->
     found = as_spread(assignments)
     assert fits(problem, found)
     least = min(load(problem, chosen) for chosen in feasible)
-    limit = int(least * (1 + EPSILON))
+    limit = least * (1000 + EPSILON_PER_MILLE) // 1000
     assert least <= load(problem, found) <= limit
     fewest = min(num_split(chosen) for chosen in feasible if load(problem, chosen) <= limit)
     assert num_split(found) == fewest
@@ -238,7 +238,7 @@ def test_large_times_lose_a_few_parts_per_million() -> None:
         ]
         found = load(problem, as_spread(place_anchors(problem, scaled)[0]))
         least = min(load(problem, chosen) for chosen in everything(problem, scaled))
-        assert least <= found <= least * (1 + EPSILON + 2e-5)
+        assert least <= found <= least * (1 + EPSILON_PER_MILLE / 1000 + 2e-5)
 
 
 def _stretched(old: Option, factor: int) -> Option:

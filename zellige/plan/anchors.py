@@ -26,8 +26,8 @@ from zellige.plan.counts import (
 
 __all__ = ["AnchorGroup", "Assignment", "candidate_options", "deal", "place_anchors"]
 
-EPSILON = 1e-3
-"""Slack on the makespan in the second solve."""
+EPSILON_PER_MILLE = 1
+"""Slack on the makespan in the second solve: eps = 1e-3."""
 
 TIME_UNITS = 1_000_000
 """Solver time units in the lower bound on the makespan: rounding then costs at most a few parts per million."""
@@ -55,9 +55,10 @@ def candidate_options(problem: Problem, bucket: str) -> tuple[Option, ...]:
     """
     even = [o for o in problem.options[bucket] if o.config.degree % o.num_nodes == 0 and problem.fits_alone(o)]
     powers = [option for option in even if option.config.degree & (option.config.degree - 1) == 0]
-    fastest = min((option.time_ns for option in even), default=0)
+    usable = powers or even
+    fastest = min((option.time_ns for option in usable), default=0)
     families: dict[tuple[int, int], list[Option]] = {}
-    for option in powers or even:
+    for option in usable:
         if option.time_ns > FAR_TOO_SLOW * fastest:
             continue
         families.setdefault((option.config.degree, option.num_nodes), []).append(option)
@@ -98,7 +99,7 @@ def _two_solves(problem: Problem, groups: Sequence[AnchorGroup], *, with_memory:
         limit_memory(model, problem, choices)
     model.minimize(makespan)
     first, status = _solve(model)
-    model.add(makespan <= int(first.value(makespan) * (1 + EPSILON)))
+    model.add(makespan <= first.value(makespan) * (1000 + EPSILON_PER_MILLE) // 1000)
     hinted = {v.index: v for choice in choices for v in (choice.used, *choice.on_rank.values())}
     for variable in (*hinted.values(), makespan):
         model.add_hint(variable, first.value(variable))
