@@ -117,7 +117,9 @@ def _locate(kind: str, name: str) -> Path:
     known = names(kind)
     noun = "bucket set" if kind == "buckets" else kind.removesuffix("s")
     if name not in known:
-        close = [item for item in known if item.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+        close = [item for item in known if name and item.startswith(name)] or difflib.get_close_matches(
+            name, known, n=1
+        )
         raise UnknownNameError(
             f"there is no {noun} {name!r}",
             fix=(f"{close[0]} ? " if close else "") + f"known: {', '.join(known)}; or give a .toml file",

@@ -18,7 +18,7 @@ from zellige.generate import BatchGenerator
 from zellige.memory import memory_model
 from zellige.model import ModelSpec
 from zellige.placement import Option, Plan
-from zellige.plan_check import Finding, check_plan
+from zellige.plan_check import COLLECTIVE_TIMEOUT_S, Finding, check_plan
 from zellige.prices import PriceTable
 from zellige.sources import Options, batches_of, build_problem, read_source
 from zellige.units import ceil_div, format_bytes
@@ -33,11 +33,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     summary: tuple[str, ...]
 
 
-def check_file(argument: str, options: Options, batch_size: int = 0) -> Report:
+def check_file(argument: str, options: Options, batch_size: int = 0, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Report:
     """Check a clip list, workload, plan, price table or catalog file; unreadable files raise as everywhere."""
     path = Path(argument)
     if path.suffix == ".json":
-        return _check_json(argument, options)
+        return _check_json(argument, options, timeout_s)
     if argument in names("buckets"):
         return check_bucket_set(load_bucket_set(argument), argument, options)
     if (
@@ -258,7 +258,7 @@ def check_bucket_set(bucket_set: BucketSet, where: str, options: Options) -> Rep
     return Report(file=printable(where), findings=tuple(findings), summary=tuple(summary))
 
 
-def _check_json(argument: str, options: Options) -> Report:
+def _check_json(argument: str, options: Options, timeout_s: float) -> Report:
     raw = parse_json(read_text(Path(argument)), argument)
     schema = raw.get("schema", "") if isinstance(raw, dict) else ""
     if isinstance(schema, str) and schema.startswith("zellige.plan/"):
@@ -266,7 +266,9 @@ def _check_json(argument: str, options: Options) -> Report:
         summary = (
             f"plan by {plan.policy}: {len(plan.placements)} sequences on {plan.cluster}, gap {100 * plan.gap:.2f} %"
         )
-        return Report(file=printable(argument), findings=tuple(check_plan(plan, argument, options)), summary=(summary,))
+        return Report(
+            file=printable(argument), findings=tuple(check_plan(plan, argument, options, timeout_s)), summary=(summary,)
+        )
     if isinstance(schema, str) and schema.startswith("zellige.prices/"):
         table = convert(raw, PriceTable, argument)
         return Report(

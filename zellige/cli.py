@@ -173,13 +173,14 @@ def check_command(
     keep_fps: KeepFpsOption = False,
     prices: PricesOption = "",
     batch_size: Annotated[int, typer.Option("--batch-size", min=0, help="Clips a step of same-shape batching.")] = 0,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Collective time-out in seconds.")] = 600.0,
     json: JsonOption = False,
 ) -> None:
     """Check files: drops, illegal splits, memory, plans that contradict themselves. Exit 1 if anything is found."""
     from zellige.check import check_file
 
     options = planning_options(cluster, model, sharding, checkpoint, None, buckets, keep_fps, prices)
-    reports = [check_file(name, options, batch_size) for name in files]
+    reports = [check_file(name, options, batch_size, timeout) for name in files]
     if json:
         print_json({"schema": "zellige.findings/1", "files": reports})
     else:

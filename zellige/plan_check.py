@@ -17,9 +17,12 @@ from zellige.program import lower
 from zellige.program_checks import check_program
 from zellige.shards import legal_heads
 from zellige.sources import Options, build_problem
-from zellige.units import format_bytes
+from zellige.units import format_bytes, format_time
 from zellige.workload import Batch, make_bucket, parse_shape
 from zellige.workload import Sequence as TrainingSequence
+
+COLLECTIVE_TIMEOUT_S = 600.0
+"""NCCL's default time-out in torch.distributed (torch 2.x: 10 minutes)."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +34,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""
 
 
-def check_plan(plan: Plan, where: str, options: Options) -> list[Finding]:
+def check_plan(plan: Plan, where: str, options: Options, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[Finding]:
     """What a plan gets wrong: its digest, splits, ranks, prices, bound and memory, all recomputed."""
     findings = []
     if plan_digest(plan) != plan.digest:
@@ -43,6 +46,7 @@ def check_plan(plan: Plan, where: str, options: Options) -> list[Finding]:
     findings += _program_findings(plan, problem, where)
     costs = rank_costs(problem, plan.placements)
     findings += _figure_findings(plan, problem, costs, where)
+    findings += waiting_findings(plan, problem.model.geometry.num_layers, timeout_s, where)
     over = max(costs.memory_bytes) - problem.memory.usable_bytes
     if over > 0:
         findings.append(
@@ -51,6 +55,26 @@ def check_plan(plan: Plan, where: str, options: Options) -> list[Finding]:
             )
         )
     return findings
+
+
+def waiting_findings(plan: Plan, num_layers: int, timeout_s: float, where: str) -> list[Finding]:
+    """A plan whose ranks can wait in one exchange for more than half of the collective time-out.
+
+    A rank waits at most for what the slowest rank does in a layer between two exchanges: no more than the layer's
+    backward, which is at most 5/8 of a layer's step.
+    """
+    longest_ns = plan.makespan_ns * 5 // (8 * num_layers)
+    if longest_ns <= timeout_s * 1e9 / 2:
+        return []
+    return [
+        Finding(
+            code="ZL125",
+            where=where,
+            message=f"a rank can wait up to {format_time(longest_ns)} in one exchange,"
+            f" and collectives time out after {timeout_s:g} s",
+            fix="a longer time-out of the process group, or more ranks",
+        )
+    ]
 
 
 def _figure_findings(plan: Plan, problem: Problem, costs: RankCosts, where: str) -> list[Finding]:

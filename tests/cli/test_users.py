@@ -92,6 +92,11 @@ def test_u23_time_grows_faster_than_length(run: Run) -> None:
         assert row["num_split"] == 1
         times.append(row["step_time_ns"])
     assert times[1] / times[0] == pytest.approx(3.2, abs=0.3)
+    run("plan", batch, *setting, "--policy", "usp", "-o", "usp.json")
+    assert run("check", "usp.json").code == 0
+    short = run("check", "usp.json", "--timeout", "0.1")
+    assert short.code == 1
+    assert "collectives time out after 0.1 s" in short.out
 
 
 def test_u29_the_same_plan_twice(run: Run) -> None:
