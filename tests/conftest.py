@@ -13,3 +13,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases", default=None, metavar="PATH", help="a file or folder of cases of the same form as tests/cases"
     )
+    parser.addoption("--plans", default=96, type=int, metavar="N", help="random plans that the engine is held against")

@@ -1,11 +1,9 @@
 """The engine on all ranks of a program in one process, against attention that nobody split.
 
-``ZELLIGE_PLANS=1000`` runs a thousand random plans instead of the usual share.
+``pytest --plans 1000`` runs a thousand random plans instead of the usual share.
 """
 
 from __future__ import annotations
-
-import os
 
 import msgspec
 import pytest
@@ -31,9 +29,6 @@ from zellige.program_checks import check_program
 from zellige.program_parts import Op
 from zellige.shards import parse_config, sequence_bytes
 
-PLANS = int(os.environ.get("ZELLIGE_PLANS", "96"))
-"""Random plans, dealt to 1, 2, 4 and 8 ranks and to the engines in turn."""
-
 RANKS = (1, 2, 4, 8)
 
 
@@ -49,9 +44,11 @@ def run(
     return gather(program, [Tensors(out, *grad) for out, grad in zip(outs, grads, strict=True)]), loopback
 
 
-def plans() -> list[tuple[int, int, Engine]]:
-    """Seeds, ranks and engines of the random plans."""
-    return [(seed, RANKS[seed % 4], ENGINES[seed // 4 % 3]) for seed in range(PLANS)]
+@pytest.fixture
+def plans(request: pytest.FixtureRequest) -> list[tuple[int, int, Engine]]:
+    """Seeds, ranks and engines of the random plans, dealt to 1, 2, 4 and 8 ranks and to the engines in turn."""
+    count = int(request.config.getoption("--plans"))
+    return [(seed, RANKS[seed % 4], ENGINES[seed // 4 % 3]) for seed in range(count)]
 
 
 def assert_exchanges(program: Program, loopback: Loopback) -> None:
@@ -65,8 +62,8 @@ def assert_exchanges(program: Program, loopback: Loopback) -> None:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_random_plans_are_exact(block: int) -> None:
-    for seed, num_ranks, engine in plans()[block::4]:
+def test_random_plans_are_exact(block: int, plans: list[tuple[int, int, Engine]]) -> None:
+    for seed, num_ranks, engine in plans[block::4]:
         program = random_program(seed, num_ranks, engine)
         for dtype, limit in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
             inputs = random_inputs(program, dtype, seed)
@@ -76,9 +73,11 @@ def test_random_plans_are_exact(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_narrow_types_lose_no_more_than_twice_what_one_rank_loses(block: int) -> None:
+def test_narrow_types_lose_no_more_than_twice_what_one_rank_loses(
+    block: int, plans: list[tuple[int, int, Engine]]
+) -> None:
     squares = {"split": [0.0] * 4, "whole": [0.0] * 4}
-    for seed, num_ranks, engine in plans()[block::4]:
+    for seed, num_ranks, engine in plans[block::4]:
         program = random_program(seed, num_ranks, engine)
         inputs = random_inputs(program, torch.bfloat16, seed)
         if not inputs:
