@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from zellige.cli_explore import catalog_app, cut_command, theory_command
-from zellige.cli_run import execute_command, simulate_command
+from zellige.cli_run import execute_command, profile_command, simulate_command
 from zellige.cli_support import (
     BatchArguments,
     BatchesOption,
@@ -240,6 +240,7 @@ app.command("cut")(cut_command)
 app.command("theory")(theory_command)
 app.command("simulate")(simulate_command)
 app.command("execute")(execute_command)
+app.command("profile")(profile_command)
 app.add_typer(catalog_app, name="catalog", no_args_is_help=True)
 
 

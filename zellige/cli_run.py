@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from zellige.cli_support import ClusterOption, JsonOption, ModelOption, PricesOption, console, print_json, print_lines
+from zellige.cli_support import (
+    BatchArgument,
+    ClusterOption,
+    JsonOption,
+    ModelOption,
+    PricesOption,
+    console,
+    print_json,
+    print_lines,
+    warn_drops,
+)
 from zellige.errors import MissingExtraError, UsageError
 
 
@@ -81,6 +91,33 @@ def simulate_command(
     console().print(simulation_table(done.report))
     if trace is not None:
         print_lines([f"spans written to {trace}: open them in Perfetto or chrome://tracing"])
+
+
+def profile_command(
+    batch: BatchArgument,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say what measuring would take, and measure nothing.")
+    ] = False,
+    cluster: ClusterOption = "",
+    model: ModelOption = "",
+    json: JsonOption = False,
+) -> None:
+    """What it takes to measure the prices of a batch's buckets on one device of a cluster."""
+    from zellige.profile import estimate_profile
+    from zellige.report import estimate_lines
+    from zellige.sources import Options, build_problems, read_source
+
+    if not estimate:
+        raise UsageError("prices are not measured yet", fix="--estimate says what measuring would take")
+    options = Options(cluster=cluster, model=model)
+    problem = build_problems(read_source(batch, options), options, warn_drops)[0]
+    result = estimate_profile(
+        problem.model, problem.cluster, problem.batch.buckets, problem.memory, problem.memory.checkpoint
+    )
+    if json:
+        print_json(result)
+        return
+    print_lines(estimate_lines(result))
 
 
 def execute_command(

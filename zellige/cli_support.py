@@ -76,6 +76,10 @@ BatchArguments = Annotated[
         metavar="BATCH...", help="Clip lists (.jsonl, .csv), workloads, or gen:NAME.", autocompletion=complete_batch
     ),
 ]
+BatchArgument = Annotated[
+    str,
+    typer.Argument(metavar="BATCH", help="A clip list, a workload, or gen:NAME.", autocompletion=complete_batch),
+]
 ClusterOption = Annotated[
     str, typer.Option("--cluster", help="A cluster's name or .toml file.", autocompletion=_complete("clusters"))
 ]

@@ -12,6 +12,7 @@ from zellige.compare import Comparison, Row
 from zellige.cuts import CutReport
 from zellige.inspection import Inspection
 from zellige.placement import Plan
+from zellige.profile import ProfileEstimate
 from zellige.sim.results import SimReport
 from zellige.theory import Theory
 from zellige.units import format_bytes, format_percent, format_time
@@ -282,3 +283,14 @@ def simulation_table(report: SimReport) -> Table:
         cells = [_tight(format_time(part)) for part in parts]
         table.add_row(str(rank.rank), *cells, _tight(format_bytes(rank.peak_memory_bytes)))
     return table
+
+
+def estimate_lines(result: ProfileEstimate) -> list[str]:
+    """What a profile would take, by bucket and in all."""
+    runs = f"{result.warm_ups} + {result.repeats} runs of a layer"
+    lines = [f"{result.model} on one {result.device}, every bucket and split of {result.cluster}, {runs} each:"]
+    for row in result.buckets:
+        skipped = f" ({row.skipped} do not fit)" if row.skipped else ""
+        lines.append(f"  {row.bucket}: {row.num_configs} splits{skipped}, {format_time(row.time_ns)}")
+    minutes = result.time_ns / 60e9
+    return [*lines, f"about {minutes:.1f} GPU minutes, estimated from {result.source} prices"]

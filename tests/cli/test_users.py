@@ -118,3 +118,9 @@ def test_u30_a_device_of_ones_own_is_priced_and_says_how(run: Run) -> None:
     assert result["prices"] == ["analytic"]
     assert any("assumed" in line or "derived" in line for line in result["assumptions"])
     assert run("check", "mine.toml").code == run("check", "box.toml").code == 0
+    estimate = run("profile", name, *MODEL, "--cluster", "box.toml", "--estimate")
+    assert estimate.code == 0
+    assert "GPU minutes, estimated from analytic prices" in estimate.out
+    told = run("profile", name, *MODEL, "--cluster", "box.toml", "--estimate", "--json").json
+    assert told["time_ns"] == sum(row["time_ns"] for row in told["buckets"]) > 0
+    assert run("profile", name, *MODEL, "--cluster", "box.toml").code == 2

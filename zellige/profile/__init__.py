@@ -1,0 +1,5 @@
+"""Prices measured where the user stands. So far: what measuring them would take."""
+
+from zellige.profile.estimate import ProfileEstimate, estimate_profile
+
+__all__ = ["ProfileEstimate", "estimate_profile"]
