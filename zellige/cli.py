@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zellige.cli_explore import catalog_app, cut_command, theory_command
+from zellige.cli_explore import catalog_app, cut_command, prices_command, theory_command
 from zellige.cli_run import execute_command, profile_command, simulate_command
 from zellige.cli_support import (
     BatchArguments,
@@ -237,6 +237,7 @@ def inspect_command(
 
 
 app.command("cut")(cut_command)
+app.command("prices")(prices_command)
 app.command("theory")(theory_command)
 app.command("simulate")(simulate_command)
 app.command("execute")(execute_command)

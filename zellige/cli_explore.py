@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from zellige.cli_support import (
+    BatchArgument,
     BatchArguments,
     BatchesOption,
     BucketsOption,
@@ -71,6 +73,29 @@ def cut_command(
         console().print(table)
         print_lines([""])
     print_lines([f"k = {report.k}: {report.k} of {len(report.buckets)} buckets are fillers, the rest anchors"])
+
+
+def prices_command(
+    batch: BatchArgument,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the table.")] = None,
+    cluster: ClusterOption = "",
+    model: ModelOption = "",
+    checkpoint: CheckpointOption = CheckpointChoice.FULL,
+    buckets: BucketsOption = "",
+    keep_fps: KeepFpsOption = False,
+) -> None:
+    """Write the analytic price table of a batch's buckets, with what it assumes; --prices reads such tables."""
+    from zellige.files import readable_json, write_text
+    from zellige.sources import build_problems, read_source
+
+    options = planning_options(cluster, model, ShardingChoice.ZERO3, checkpoint, None, buckets, keep_fps, "")
+    table = build_problems(read_source(batch, options), options, warn_drops)[0].prices
+    if output is None:
+        print_json(table)
+        return
+    write_text(output, readable_json(table))
+    print_lines([f"{len(table.rows)} {', '.join(table.sources)} prices written to {output}; they assume:"])
+    print_lines([f"  {line}" for line in table.header.assumptions])
 
 
 def theory_command(

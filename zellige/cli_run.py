@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -158,6 +159,7 @@ def execute_command(
         program = shrink_program(program, shrink)
     check_program(program)
     run, summary = _attention_runner()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and their folder go with this process
     more = ", a comparison in fp64" if verify else ""
     steps = f"{program.num_ranks} ranks: a warm-up layer, {layers} measured{more}"
     sys.stderr.write(f"{steps}; at most {timeout:g} s (--shrink {2 * shrink} halves the lengths)\n")

@@ -175,3 +175,15 @@ def test_what_is_bundled_passes_check(run: Run, kind: str) -> None:
     findings = [finding for report in end.json["files"] for finding in report["findings"]]
     assert findings == []
     assert end.code == 0
+
+
+def test_a_price_table_that_is_written_prices_the_same_plan(run: Run) -> None:
+    write("mixed.jsonl", MIXED)
+    assert run("prices", "mixed.jsonl", *SETTING, "-o", "prices.json").code == 0
+    told = run("prices", "mixed.jsonl", *SETTING).json
+    assert told == json.loads(Path("prices.json").read_text())
+    assert told["header"]["assumptions"]
+    assert {row["price"]["source"] for row in told["rows"]} == {"analytic"}
+    plans = [run("plan", "mixed.jsonl", *SETTING, *more, "--json").json for more in ((), ("--prices", "prices.json"))]
+    assert plans[0]["digest"] == plans[1]["digest"]
+    assert run("check", "prices.json").code == 0
