@@ -159,10 +159,7 @@ def execute_command(
         program = shrink_program(program, shrink)
     check_program(program)
     run, summary = _attention_runner()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and their folder go with this process
-    more = ", a comparison in fp64" if verify else ""
-    steps = f"{program.num_ranks} ranks: a warm-up layer, {layers} measured{more}"
-    sys.stderr.write(f"{steps}; at most {timeout:g} s (--shrink {2 * shrink} halves the lengths)\n")
+    _announce(program.num_ranks, layers, verify, timeout)
     result = run(
         program,
         dtype=dtype.value,
@@ -182,6 +179,14 @@ def execute_command(
     print_lines([str(program), "", *str(summary(result)).splitlines()])
     if trace is not None:
         print_lines([f"spans written to {trace}: open them in Perfetto or chrome://tracing"])
+
+
+def _announce(num_ranks: int, layers: int, verify: bool, timeout: float) -> None:
+    """Say what will run, and make ranks and their folder go with this process when it is terminated."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    more = ", a comparison in fp64" if verify else ""
+    steps = f"{num_ranks} ranks: a warm-up layer, {layers} measured{more}"
+    sys.stderr.write(f"{steps}; at most {timeout:g} s (a larger --shrink is faster)\n")
 
 
 def _attention_runner() -> tuple[Any, Any]:
