@@ -64,7 +64,7 @@ def _root(
         raise typer.Exit
 
 
-@app.command("compare")
+@app.command("compare", short_help="Every policy on every batch, side by side.")
 def compare_command(
     arguments: BatchArguments,
     cluster: ClusterOption = "",
@@ -110,7 +110,7 @@ def compare_command(
         _print_comparison(result, breakdown)
 
 
-@app.command("plan")
+@app.command("plan", short_help="The plan of one batch, as a file.")
 def plan_command(
     batch: Annotated[
         str,
@@ -160,7 +160,7 @@ def plan_command(
         raise typer.Exit(1)
 
 
-@app.command("check")
+@app.command("check", short_help="Drops, misfits and contradictions in files.")
 def check_command(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Clip lists, workloads, plans, price tables, catalogs.")
@@ -196,7 +196,7 @@ def check_command(
         raise typer.Exit(1)
 
 
-@app.command("inspect")
+@app.command("inspect", short_help="Tokens, splits and prices of a clip.")
 def inspect_command(
     clip: Annotated[str, typer.Argument(metavar="CLIP", help="WIDTHxHEIGHTxFRAMES, or WIDTHxHEIGHT with --seconds.")],
     model: ModelOption = "wan2.1-t2v-1.3b",
@@ -236,12 +236,12 @@ def inspect_command(
         print_lines(["prices: analytic, per step"])
 
 
-app.command("cut")(cut_command)
-app.command("prices")(prices_command)
-app.command("theory")(theory_command)
-app.command("simulate")(simulate_command)
-app.command("execute")(execute_command)
-app.command("profile")(profile_command)
+app.command("cut", short_help="What every catalog cut does to a plan.")(cut_command)
+app.command("prices", short_help="Write the analytic price table of a batch.")(prices_command)
+app.command("theory", short_help="Why disjoint groups lose, on made batches.")(theory_command)
+app.command("simulate", short_help="Run a plan through the simulator.")(simulate_command)
+app.command("execute", short_help="Run a plan for real, on processes here.")(execute_command)
+app.command("profile", short_help="What measuring the prices would take.")(profile_command)
 app.add_typer(catalog_app, name="catalog", no_args_is_help=True)
 
 

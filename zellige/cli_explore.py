@@ -116,7 +116,10 @@ def theory_command(
         print_lines([""])
 
 
-catalog_app = typer.Typer(help="What is bundled: models, devices, clusters, workloads, generators, bucket sets.")
+catalog_app = typer.Typer(
+    help="What is bundled: models, devices, clusters, workloads, generators, bucket sets.",
+    short_help="What is bundled, with sources.",
+)
 
 
 @catalog_app.command("list")
