@@ -1,4 +1,4 @@
-"""Read clip lists: JSONL and CSV with ``width,height,num_frames,fps`` (Open-Sora's columns), images and videos mixed.
+"""Read clip lists: JSONL, CSV and Parquet with ``width,height,num_frames,fps`` (Open-Sora's columns), images too.
 
 Further columns that are used: ``id`` (else v0, i1, ... by row), ``count`` (that many equal clips) and ``batch``
 (rows with one value form one batch; a file of many batches). Open-Sora's other columns are read past.
@@ -15,7 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zellige.errors import DuplicateIdError, EmptyBatchError, FormatError, MissingSizesError
+from zellige.errors import (
+    DuplicateIdError,
+    EmptyBatchError,
+    FileError,
+    FormatError,
+    MissingExtraError,
+    MissingSizesError,
+)
 from zellige.files import check_schema, parse_json, printable, read_text
 from zellige.workload import MAX_SEQUENCES, Clip, parse_fps, repeat_clip
 
@@ -23,6 +30,8 @@ _NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{0,18})?(?:[eE][+-]?\d{1,2})?", re.AS
 _GAPS = frozenset({"", "nan", "none", "null"})
 CLIPS_SCHEMA = "zellige.clips/1"
 SIZE_COLUMNS = ("width", "height", "num_frames")
+USED_COLUMNS = frozenset((*SIZE_COLUMNS, "fps", "id", "count", "batch"))
+COLUMN_FORMATS = frozenset({".csv", ".tsv", ".parquet"})
 KNOWN_COLUMNS = frozenset(
     (*SIZE_COLUMNS, "fps", "id", "count", "batch", "path", "text", "aspect_ratio", "resolution", "relpath", "duration")
 )
@@ -33,17 +42,42 @@ def read_clips(path: Path) -> tuple[dict[str, list[Clip]], tuple[str, ...]]:
 
     Raises :class:`MissingSizesError` naming the rows without sizes, :class:`FormatError`, :class:`DuplicateIdError`.
     """
-    text = read_text(path)
     label = printable(path.name)
-    rows = _csv_rows(text, label) if path.suffix.lower() in {".csv", ".tsv"} else _jsonl_rows(text, label)
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        rows = _parquet_rows(path, label)
+    elif suffix in {".csv", ".tsv"}:
+        rows = _csv_rows(read_text(path), label)
+    else:
+        rows = _jsonl_rows(read_text(path), label)
     collected = list(rows)
     if not collected:
         raise EmptyBatchError(f"{label} holds no clips", fix="one JSON object a line, or a CSV with a header")
     ignored = sorted({key for _, row in collected for key in row} - KNOWN_COLUMNS)
-    if ignored and path.suffix.lower() not in {".csv", ".tsv"}:
+    if ignored and suffix not in COLUMN_FORMATS:
         raise _unknown_key(ignored[0], collected, label)
     _check_sizes(collected, ignored, label)
     return _group(collected, printable(path.stem), label), tuple(ignored)
+
+
+def _parquet_rows(path: Path, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows from 1 on, of the columns that are used; captions and other columns are not even read."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise MissingExtraError(f"reading {label} needs pyarrow", fix="pip install 'zellige[parquet]'") from None
+    try:
+        with path.open("rb") as handle:
+            file = pyarrow.parquet.ParquetFile(handle)
+            names = [name for name in file.schema_arrow.names if name in USED_COLUMNS]
+            table = file.read(columns=names).to_pylist()
+    except OSError as error:
+        raise FileError(f"cannot read {label!r}: {error.strerror or error}", where=label) from None
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise FormatError("this is not Parquet", where=label, details=(str(error)[:200],)) from None
+    for number, row in enumerate(table, 1):
+        yield number, {key: value for key, value in row.items() if value is not None and value == value}
 
 
 def _csv_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
