@@ -1,25 +1,22 @@
-"""Price components: worked examples, how they scale, what checkpointing repeats; tables and their refusals."""
+"""Price components: worked examples, how they scale, what checkpointing repeats."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zellige.analytic import analytic_price, analytic_table, attention_rate
+from zellige.analytic import analytic_price, attention_rate
 from zellige.catalog import load_cluster, load_device, load_model, names
 from zellige.cluster import AttentionPoint, Cluster
 from zellige.collectives import node_fit
-from zellige.errors import FormatError, ModelMismatchError
-from zellige.files import canonical_json, decode_json, readable_json
 from zellige.memory import Checkpoint, kept_bytes, live_bytes
 from zellige.model import ModelSpec
-from zellige.prices import Price, PriceTable, attention_shape, check_table, footprints, legal_configs
+from zellige.prices import Price, attention_shape, footprints, legal_configs
 from zellige.shards import WHOLE, ParallelConfig, sequence_bytes
-from zellige.workload import make_bucket
 
 WAN = load_model("wan2.1-t2v-1.3b")
 NODE = load_cluster("a800x8")
@@ -105,11 +102,12 @@ def test_an_exchange_by_heads_worked_by_hand() -> None:
 
 
 def test_a_ring_worked_by_hand() -> None:
-    """Two ranks: one round of 8,192 keys and values hides behind attention but slows it, and adds a merge."""
+    """Two ranks: one round of 8,192 keys hides behind attention, slows it, adds a merge; dK, dV return afterwards."""
     moved, merged = 2 * 8_192 * 12 * 128, 8_192 * 12 * 128
     fit, memory = node_fit(NODE, "send_recv", 2), DEVICE.memory.bandwidth_gb_per_s
-    forward = 0.13 * moved * 2 / fit.bytes_per_ns + merged * 10 / memory
-    backward = 0.13 * moved * (2 + 4) / fit.bytes_per_ns + merged * 30 / memory
+    slower = 0.13 / 1.13 * moved * 2 / fit.bytes_per_ns
+    forward = slower + merged * 10 / memory
+    backward = slower + merged * 30 / memory + moved * 4 / fit.bytes_per_ns
     found = price(16_384, ParallelConfig(1, 1, 2))
     assert found.exchange_ns == pytest.approx(30 * (2 * forward + backward), abs=1)
     assert found.launch_ns == pytest.approx(30 * 4 * (fit.latency_ns + 1e3 * NODE.host.ring_step_us), abs=1)
@@ -135,8 +133,9 @@ def test_a_whole_sequence_has_nothing_to_exchange(length: int, checkpoint: Check
 def test_terms_add_up(length: int, config: ParallelConfig, checkpoint: Checkpoint) -> None:
     found = price(length, config, checkpoint=checkpoint)
     assert min(found.exchange_ns, found.launch_ns, found.comm_bytes) > 0
-    assert found.packed_ns == found.linear_ns + found.attention_ns + found.exchange_ns + found.recompute_ns
-    assert found.time_ns == found.packed_ns + found.launch_ns
+    assert found.compute_ns == found.linear_ns + found.attention_ns + found.recompute_ns
+    assert found.packed_ns == found.compute_ns + (found.packed_exchange_ns or 0)
+    assert found.time_ns == found.compute_ns + found.exchange_ns + found.launch_ns
     assert found.memory_bytes == found.kept_bytes + found.live_bytes
     shape = attention_shape(WAN, length)
     assert found.kept_bytes == kept_bytes(WAN, shape, config, checkpoint)
@@ -226,7 +225,9 @@ def test_a_wider_footprint_is_never_cheaper(name: str) -> None:
         for length in (256, 8_160, 63_960, 334_560):
             spans = footprints(cluster, config.degree)
             times = [price(length, config, cluster=cluster, nodes=nodes).time_ns for nodes in spans]
-            assert times == sorted(times)
+            # Up to two per mille cheaper where a measured table is dearer for small messages than the NICs' formula.
+            slack = 0.998 if cluster.node_link.measured else 1.0
+            assert all(wide >= slack * narrow for narrow, wide in itertools.pairwise(times))
             wider += len(set(times)) > 1
     assert wider > 10
 
@@ -301,97 +302,3 @@ def test_footprints() -> None:
     assert {degree: footprints(NODE, degree) for degree in (1, 8)} == {1: (1,), 8: (1,)}
     four_nodes = load_cluster("a6000x32")
     assert [footprints(four_nodes, degree) for degree in (8, 16, 32)] == [(1, 2, 4), (2, 4), (4,)]
-
-
-# --- tables
-
-
-@pytest.fixture(scope="module")
-def table() -> PriceTable:
-    buckets = [make_bucket(WAN, 832, 480, 1), make_bucket(WAN, 832, 480, 81)]
-    return analytic_table(WAN, TWO_NODES, buckets, "full")
-
-
-def test_a_table_has_every_bucket_configuration_and_footprint(table: PriceTable) -> None:
-    keys = {
-        (config, nodes) for config in legal_configs(WAN, TWO_NODES) for nodes in footprints(TWO_NODES, config.degree)
-    }
-    prices = table.by_bucket()
-    assert list(prices) == ["832x480x1", "832x480x81"]
-    assert all(set(row) == keys for row in prices.values())
-    config = ParallelConfig(1, 4, 2)
-    for nodes in (1, 2):
-        assert prices["832x480x81"][config, nodes] == price(32_760, config, cluster=TWO_NODES, nodes=nodes)
-    assert {row.num_tokens for row in table.rows} == {1_560, 32_760}
-    assert table.sources == ("analytic",)
-
-
-def test_a_table_says_what_it_is_for_and_what_it_assumes(table: PriceTable) -> None:
-    header = table.header
-    assert (header.model, header.cluster, header.device) == ("wan2.1-t2v-1.3b", "a800x16", "a800-80gb")
-    assert (header.kind, header.dtype, header.checkpoint) == ("components", "bf16", "full")
-    text = "\n".join(header.assumptions)
-    for source in (DEVICE.compute.source, DEVICE.attention.source, TWO_NODES.node_link.source, TWO_NODES.host.source):
-        assert source in text
-    assert TWO_NODES.network is not None
-    assert TWO_NODES.network.source in text
-
-
-def test_tables_survive_json(table: PriceTable) -> None:
-    text = readable_json(table)
-    assert text.startswith('{\n  "schema": "zellige.prices/1"')
-    loaded = decode_json(text, PriceTable, "prices.json")
-    assert loaded == table
-    assert canonical_json(loaded) == canonical_json(table)
-    again = analytic_table(WAN, TWO_NODES, [make_bucket(WAN, 832, 480, f) for f in (1, 81)], "full")
-    assert canonical_json(again) == canonical_json(table)
-
-
-def damaged(table: PriceTable, change: dict[str, Any]) -> str:
-    raw = msgspec.to_builtins(table)
-    raw["rows"][0].update(change)
-    return readable_json(raw)
-
-
-DAMAGE: list[tuple[dict[str, Any], str]] = [
-    ({"num_tokens": 0}, "num_tokens"),
-    ({"num_nodes": -1}, "num_nodes"),
-    ({"config": {"q": 0, "h": 1, "k": 1}}, "split factors must be at least 1"),
-    ({"price": {"linear_ns": 1}}, "missing required field"),
-    ({"prize": 1}, "unknown field `prize`"),
-    ({"bucket": "832x480x1", "config": {"q": 1, "h": 2, "k": 1}, "num_nodes": 1}, "stands twice"),
-]
-
-
-def test_damaged_tables_are_refused(table: PriceTable) -> None:
-    for change, message in DAMAGE:
-        with pytest.raises(FormatError, match=message):
-            decode_json(damaged(table, change), PriceTable, "prices.json")
-
-    for value in (-1, 1.5, True, "1", None):
-        price_of_row = msgspec.to_builtins(table.rows[0].price) | {"attention_ns": value}
-        with pytest.raises(FormatError, match="attention_ns"):
-            decode_json(damaged(table, {"price": price_of_row}), PriceTable, "prices.json")
-
-
-def test_tables_for_something_else_are_refused_by_name(table: PriceTable) -> None:
-    check_table(table, WAN, TWO_NODES, "full", "prices.json")
-    for model, cluster, checkpoint, message in (
-        ("wan2.1-t2v-14b", "a800x16", "full", "for model 'wan2.1-t2v-1.3b', not 'wan2.1-t2v-14b'"),
-        ("wan2.1-t2v-1.3b", "a800x8", "full", "for cluster 'a800x16', not 'a800x8'"),
-        ("wan2.1-t2v-1.3b", "a800x16", "none", "for checkpointing mode 'full', not 'none'"),
-    ):
-        with pytest.raises(ModelMismatchError) as caught:
-            check_table(table, load_model(model), load_cluster(cluster), checkpoint, "prices.json")
-        assert caught.value.message == f"this price table is {message}"
-        assert (caught.value.where, caught.value.exit_code) == ("prices.json", 2)
-
-
-def test_end_to_end_tables_and_other_devices_are_refused_by_name(table: PriceTable) -> None:
-    for change, message in (
-        ({"kind": "end_to_end"}, "an end_to_end table"),
-        ({"device": "h200"}, "device 'h200'"),
-    ):
-        other = msgspec.structs.replace(table, header=msgspec.structs.replace(table.header, **change))
-        with pytest.raises(ModelMismatchError, match=message):
-            check_table(other, WAN, TWO_NODES, "full", "prices.json")

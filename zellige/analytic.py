@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from zellige.cluster import AttentionPoint, Cluster, CollectiveOp
-from zellige.collectives import own_calls_ns, remote_fraction, transfer_ns
+from zellige.cluster import AttentionPoint, Cluster
+from zellige.collectives import link_sources, own_calls_ns
+from zellige.exchange_loads import load_ns, pass_loads
 from zellige.memory import Checkpoint, kept_bytes, live_bytes
 from zellige.model import ModelSpec
 from zellige.prices import (
@@ -20,14 +21,11 @@ from zellige.prices import (
     legal_configs,
 )
 from zellige.shards import (
-    RING_GRADIENT_BYTES,
     WIRE_BYTES,
     AttentionShape,
     ParallelConfig,
-    ReceivedRows,
     owned_range,
     query_range,
-    received_rows,
     sequence_bytes,
 )
 from zellige.workload import Bucket
@@ -103,19 +101,20 @@ def analytic_price(
     start, stop = owned_range(shape.length, config, last)
     shard = stop - start
     linear = _linear_ns(model, cluster, shard)
-    attention = _attention_ns(model, cluster, shape, config, shard)
-    exchange = _exchange_ns(cluster, shape, config, num_nodes, attention)
+    core, attention = _attention_ns(model, cluster, shape, config, shard)
+    alone, packed = (_exchange_ns(cluster, shape, config, num_nodes, core, packed=p) for p in (False, True))
     layers = model.geometry.num_layers
     full = checkpoint == "full"
     recompute = linear[0] if checkpoint != "none" else 0.0
     recompute += attention[0] if full else 0.0
-    exposed = sum(exchange) + (exchange[0] if full else 0.0)
+    alone_ns, packed_ns = (sum(passes) + (passes[0] if full else 0.0) for passes in (alone, packed))
     passes = 4 if full else 3
     moved = sequence_bytes(shape, config)
     return Price(
         linear_ns=math.ceil(layers * sum(linear)),
         attention_ns=math.ceil(layers * sum(attention)),
-        exchange_ns=math.ceil(layers * exposed),
+        exchange_ns=math.ceil(layers * alone_ns),
+        packed_exchange_ns=math.ceil(layers * packed_ns),
         launch_ns=math.ceil(layers * passes * own_calls_ns(cluster, config, num_nodes)),
         recompute_ns=math.ceil(layers * recompute),
         kept_bytes=kept_bytes(model, shape, config, checkpoint),
@@ -185,17 +184,20 @@ def _linear_ns(model: ModelSpec, cluster: Cluster, shard: int) -> tuple[float, f
 
 def _attention_ns(
     model: ModelSpec, cluster: Cluster, shape: AttentionShape, config: ParallelConfig, shard: int
-) -> tuple[float, float]:
-    """Forward and backward of a layer's self-attention and cross-attention cores on the largest shard."""
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Forward and backward of a layer's self-attention core on the largest shard, and of it with cross-attention."""
     start, stop = query_range(shape.length, config, config.degree - 1)
     heads = shape.num_heads // config.h
     tile = min(stop - start, -(-shape.length // config.k))
     forward, backward = (
-        core_ns(model, cluster, stop - start, shape.length, heads, tile, backward=late)
-        + cross_ns(model, cluster, shard, backward=late)
-        for late in (False, True)
+        core_ns(model, cluster, stop - start, shape.length, heads, tile, backward=late) for late in (False, True)
     )
-    return forward, BACKWARD_ATTENTION * backward
+    backward *= BACKWARD_ATTENTION
+    across = (
+        cross_ns(model, cluster, shard, backward=False),
+        BACKWARD_ATTENTION * cross_ns(model, cluster, shard, backward=True),
+    )
+    return (forward, backward), (forward + across[0], backward + across[1])
 
 
 def _exchange_ns(
@@ -203,53 +205,44 @@ def _exchange_ns(
     shape: AttentionShape,
     config: ParallelConfig,
     num_nodes: int,
-    attention: tuple[float, float],
+    core: tuple[float, float],
+    *,
+    packed: bool,
 ) -> tuple[float, float]:
-    """Exposed forward and backward transfer of a layer.
+    """Forward and backward of what a layer's exchanges add to its compute: exposed transfer, overlap, and merges.
 
-    Ring rounds after the first hide behind the round before, slow it down meanwhile, and add a merge.
+    Ring rounds after the first run beside the round before. What is longer than that round is exposed, and while both
+    run the round is slower; each then adds a merge. ``core`` is the self-attention of all rounds.
     """
     if not config.is_split:
         return 0.0, 0.0
-    first, last = (received_rows(shape, config, index) for index in (0, config.degree - 1))
-    row_bytes = shape.head_dim * WIRE_BYTES
-    in_node = config.degree // num_nodes
-    head_remote = remote_fraction(config.h, in_node)
-    kv_remote = remote_fraction(config.degree, in_node)
-    query = transfer_ns(cluster, "all_to_all", config.h, row_bytes * max(first.query, last.query), head_remote)
-    output = transfer_ns(cluster, "all_to_all", config.h, row_bytes * max(first.output, last.output), head_remote)
-    at_once: CollectiveOp = "all_gather" if config.q > 1 else "all_to_all"
-    rounds = _round_rows(first, last)
-    merged = shape.length // (config.q * config.k) * (shape.num_heads // config.h) * shape.head_dim
-
-    def key_rounds(first_width: int, later_width: int, compute_ns: float, *, backward: bool = False) -> float:
-        group = config.degree if config.k == 1 else max(config.q * config.h, 2)
-        exposed = transfer_ns(cluster, at_once, group, shape.head_dim * first_width * rounds[0], kv_remote)
-        for rows in rounds[1:]:
-            moving = transfer_ns(cluster, "send_recv", config.degree, shape.head_dim * later_width * rows, kv_remote)
-            hidden = min(moving, compute_ns / config.k)
-            exposed += moving - hidden + OVERLAP_SLOWDOWN * hidden
-            exposed += merge_ns(cluster, merged, backward=backward)
-        return exposed
-
-    forward = query + output + key_rounds(WIRE_BYTES, WIRE_BYTES, attention[0])
-    ring_width = WIRE_BYTES + RING_GRADIENT_BYTES
-    backward = query + output + key_rounds(WIRE_BYTES, ring_width, attention[1], backward=True)
-    return forward, backward
-
-
-def _round_rows(first: ReceivedRows, last: ReceivedRows) -> list[int]:
-    return [max(a, b) for a, b in zip(first.kv_by_round, last.kv_by_round, strict=True)]
+    start, stop = owned_range(shape.length, config, config.degree - 1)
+    rows = (stop - start) * shape.head_dim
+    heads, kv_heads = shape.num_heads // config.h, max(shape.num_kv_heads // config.h, 1)
+    merged = shape.length // (config.q * config.k) * heads * shape.head_dim
+    in_node = config.degree / num_nodes
+    result = []
+    both = pass_loads(config, num_nodes, heads, kv_heads, packed=packed)
+    for late, loads, whole_core in zip((False, True), both, core, strict=True):
+        merge = merge_ns(cluster, merged, backward=late)
+        total = sum(load_ns(cluster, load, rows, in_node) for load in loads.exposed)
+        work = whole_core / config.k
+        for load in loads.hidden:
+            moving = load_ns(cluster, load, rows, in_node)
+            total += merge + max(moving - work, moving * OVERLAP_SLOWDOWN / (1 + OVERLAP_SLOWDOWN))
+            work = whole_core / config.k + merge
+        result.append(total)
+    return result[0], result[1]
 
 
 def _assumptions(cluster: Cluster, head_dim: int) -> tuple[str, ...]:
     """What the formulas take for granted, with the origin of every constant."""
-    compute, link = cluster.device.compute, cluster.node_link
+    compute = cluster.device.compute
     attention = cluster.device.attention_for(head_dim)
     lines = [
         f"GEMM at {compute.gemm_fraction:.2f} of {compute.bf16_tflops:g} TFLOP/s: {compute.source}",
         f"attention throughput by length ({attention.kernel}, head_dim {attention.head_dim}): {attention.source}",
-        f"links in a node ({link.kind}, {link.origin}): {link.source}",
+        *link_sources(cluster),
         f"calls that are not packed: {cluster.host.source}",
         f"{ELEMENTWISE_PASSES} elementwise passes a block (assumed, counted 20-30), backward twice the forward",
         f"backward is {BACKWARD_GEMM:g}x forward for GEMMs, {BACKWARD_ATTENTION:g}x for attention",

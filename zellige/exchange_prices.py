@@ -2,8 +2,8 @@
 
 An exchange is an irregular all-to-all: a transfer takes as long as its busiest port, ``max(bytes in, bytes out) /
 bandwidth``. Ports are a rank's link inside the node, a rank's way to a NIC, and the NICs of a node, of which an
-exchange has the share of the ranks that enter it. A rank meets its **real peers**: those that it has messages with.
-It starts when all of these have come, and is done after the longest port time among them.
+exchange has the share of the ranks that have messages in it. A rank meets its **real peers**: those that it has
+messages with. It starts when all of these have come, and is done after the longest port time among them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from zellige.cluster import Cluster, CollectiveOp
-from zellige.collectives import call_ns, latency_ns, node_fit
+from zellige.collectives import call_ns, latency_ns, nic_pool, node_rate
 from zellige.errors import DeadLinkError
 from zellige.program import Program
 from zellige.program_parts import Exchange
@@ -159,11 +159,12 @@ def port_times(
             pool.setdefault(there, [0, 0])[0] += size
     present: dict[int, int] = {}
     for rank in ranks:
-        present[rank // per_node] = present.get(rank // per_node, 0) + 1
+        present[rank // per_node] = present.get(rank // per_node, 0) + (len(peers[rank]) > 1)
     times = {}
     for rank in ranks:
-        inside = node_fit(cluster, speed.op, speed.num_ranks or len(peers[rank])).bytes_per_ns
-        time = over_link(max(local[rank]), inside, cluster, "link of the node")
+        inside = max(local[rank])
+        rate = node_rate(cluster, speed.op, speed.num_ranks or len(peers[rank]), inside)
+        time = over_link(inside, rate, cluster, "link of the node")
         if any(remote[rank]):
             node = rank // per_node
             time = max(time, over_link(max(remote[rank]), _nic(cluster), cluster, "NIC"))
@@ -174,13 +175,6 @@ def port_times(
 
 def _nic(cluster: Cluster) -> float:
     return cluster.network.nic_gb_per_s if cluster.network is not None else math.inf
-
-
-def nic_pool(cluster: Cluster, num_ranks: int) -> float:
-    """Bytes per nanosecond that ``num_ranks`` ranks of a node have of its NICs, together and each way."""
-    if cluster.network is None:
-        return math.inf
-    return cluster.network.nics_per_node * cluster.network.nic_gb_per_s * num_ranks / cluster.ranks_per_node
 
 
 def over_link(size: float, bytes_per_ns: float, cluster: Cluster, what: str) -> float:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from zellige.calibration import Calibration
 from zellige.cluster import Cluster
 from zellige.errors import FormatError, ModelMismatchError
 from zellige.files import NonNegativeInt, PositiveInt
@@ -19,14 +20,16 @@ from zellige.model import ModelSpec
 from zellige.shards import AttentionShape, ParallelConfig, legal_heads
 from zellige.workload import Bucket
 
-PriceSource = Literal["measured", "fitted", "analytic"]
+PriceSource = Literal["measured", "fitted", "analytic", "extrapolated"]
+"""``extrapolated``: by the formulas, for a cluster of which something was changed."""
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Components of one (bucket, configuration, footprint), per participating rank and step.
 
     ``linear_ns`` and ``attention_ns`` are forward and backward; ``recompute_ns`` is their forward once more where the
-    checkpointing mode recomputes it; ``exchange_ns`` is the exposed transfer of all passes; ``launch_ns`` is latency
+    checkpointing mode recomputes it. ``exchange_ns`` is the exposed transfer of all passes where each tensor goes
+    alone, ``packed_exchange_ns`` where one exchange carries all of a phase (None: the same). ``launch_ns`` is latency
     and host time of all calls of the sequence when nothing is packed. ``kept_bytes`` add up over a rank's sequences,
     ``live_bytes`` is what the layer being run needs. ``comm_bytes`` is what all ranks together receive.
     """
@@ -40,20 +43,32 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     live_bytes: NonNegativeInt
     comm_bytes: NonNegativeInt
     source: PriceSource
+    packed_exchange_ns: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
-        if self.packed_ns < 1:
+        if self.transfer_ns < 1:
             raise ValueError("a price takes no time")
 
     @property
+    def compute_ns(self) -> int:
+        """Time on each rank without any communication."""
+        return self.linear_ns + self.attention_ns + self.recompute_ns
+
+    @property
+    def transfer_ns(self) -> int:
+        """Compute and transfers on each rank where each tensor goes alone, without the calls."""
+        return self.compute_ns + self.exchange_ns
+
+    @property
     def packed_ns(self) -> int:
-        """Time on each rank where calls are shared with other sequences."""
-        return self.linear_ns + self.attention_ns + self.exchange_ns + self.recompute_ns
+        """Compute and transfers on each rank where packed exchanges carry the tensors, without the calls."""
+        packed = self.exchange_ns if self.packed_exchange_ns is None else self.packed_exchange_ns
+        return self.compute_ns + packed
 
     @property
     def time_ns(self) -> int:
         """Time on each rank where the sequence's calls are its own."""
-        return self.packed_ns + self.launch_ns
+        return self.transfer_ns + self.launch_ns
 
     @property
     def memory_bytes(self) -> int:
@@ -72,15 +87,16 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class PriceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a table is valid for, and what it assumes."""
+    """What a table is valid for, and what it assumes; a measured one also has what was measured, and where."""
 
     kind: Literal["components", "end_to_end"]
     model: str
     cluster: str
     device: str
-    dtype: Literal["bf16"]
+    dtype: Literal["bf16", "fp32", "fp64"]
     checkpoint: Checkpoint
     assumptions: tuple[str, ...]
+    calibration: Calibration | None = None
 
 
 class PriceTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

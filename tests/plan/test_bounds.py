@@ -40,9 +40,10 @@ def instances(engine: Engine, seed: int) -> list[Problem]:
 
 def least_ns(problem: Problem, config: ParallelConfig, price: Price) -> int:
     """What a sequence adds to a rank where every call that can be shared is."""
-    packed = price.linear_ns + price.attention_ns + price.exchange_ns + price.recompute_ns
-    shared = problem.engine == "coalesced" or (problem.engine == "group" and config.q == config.k == 1)
-    return packed + (0 if shared else price.launch_ns)
+    compute = price.linear_ns + price.attention_ns + price.recompute_ns
+    if problem.engine == "coalesced" or (problem.engine == "group" and config.q == config.k == 1):
+        return compute + (price.exchange_ns if price.packed_exchange_ns is None else price.packed_exchange_ns)
+    return compute + price.exchange_ns + price.launch_ns
 
 
 def admits(problem: Problem, limit: int) -> bool:
@@ -97,7 +98,8 @@ def scale(problem: Problem, factor: int) -> Problem:
     """The same problem with all times of the price table multiplied."""
     rows = []
     for row in problem.prices.rows:
-        times = {name: factor * getattr(row.price, name) for name in Price.__struct_fields__ if name.endswith("_ns")}
+        fields = {name: getattr(row.price, name) for name in Price.__struct_fields__ if name.endswith("_ns")}
+        times = {name: factor * time for name, time in fields.items() if time is not None}
         rows.append(msgspec.structs.replace(row, price=msgspec.structs.replace(row.price, **times)))
     return dataclasses.replace(problem, prices=msgspec.structs.replace(problem.prices, rows=tuple(rows)))
 
