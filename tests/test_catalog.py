@@ -19,6 +19,7 @@ from zellige.catalog import (
     is_workload,
     load_bucket_set,
     load_cluster,
+    load_collectives,
     load_device,
     load_generator,
     load_model,
@@ -37,6 +38,7 @@ LOADERS: dict[str, Callable[[str], Any]] = {
     "models": load_model,
     "devices": load_device,
     "clusters": load_cluster,
+    "collectives": load_collectives,
     "workloads": load_workload,
     "generators": load_generator,
     "buckets": load_bucket_set,
@@ -213,6 +215,51 @@ def test_your_own_files_load_by_path(tmp_path: Path) -> None:
     assert load_cluster(str(copies["clusters"])).device.name == "mine"
 
 
+def test_a_cluster_takes_tables_by_name_or_path_and_may_scale_them(tmp_path: Path) -> None:
+    text = (ROOT / "clusters" / "a800x8.toml").read_text(encoding="utf-8")
+    assert load_cluster("a800x8").node_link.measured is None
+    (tmp_path / "mine.toml").write_bytes((ROOT / "collectives" / "nccl-a100-nvlink3.toml").read_bytes())
+    tables = load_collectives("nccl-a100-nvlink3")
+    for name in ("nccl-a100-nvlink3", "mine.toml"):
+        path = tmp_path / "cluster.toml"
+        line = f'measured = "{name}"\nmeasured_bandwidth_scale = 0.6667\norigin = "fitted"'
+        path.write_text(text.replace('origin = "fitted"', line, 1), encoding="utf-8")
+        found = load_cluster(str(path)).node_link.measured
+        assert found is not None
+        assert (found.tables, found.bandwidth_scale) == (tables.tables, 0.6667)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[16384, ", "[0, ", "`int` >= 1"),
+        ("[16384, ", "[1e9, ", "Expected `int`"),
+        ("[32768, ", "[16384, ", "increasing sizes"),
+        ("floor_us = 10.83", "floor_us = 1000", "must not fall with size"),
+        ("num_ranks = 4", "num_ranks = 2", "stands twice"),
+        ('op = "all_to_all"', 'op = "broadcast"', "Invalid enum value 'broadcast'"),
+        ("floor_us = 10.83", "floor = 10.83", "unknown field `floor`"),
+    ],
+)
+def test_tables_that_cannot_be_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = (ROOT / "collectives" / "nccl-a100-nvlink3.toml").read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(FormatError) as caught:
+        load_collectives(str(path))
+    assert message in f"{caught.value.message} {caught.value.details}"
+
+
+@pytest.mark.parametrize("value", ["7", '["a"]', '"nccl-a100"'])
+def test_tables_that_a_cluster_names_must_be_there(tmp_path: Path, value: str) -> None:
+    text = (ROOT / "clusters" / "a100x8.toml").read_text(encoding="utf-8")
+    path = tmp_path / "cluster.toml"
+    path.write_text(text.replace('"nccl-a100-nvlink3"', value, 1), encoding="utf-8")
+    with pytest.raises((FormatError, UnknownNameError)):
+        load_cluster(str(path))
+
+
 @pytest.mark.parametrize(
     ("load", "name", "message", "fix"),
     [
@@ -240,6 +287,9 @@ def test_the_index_lists_what_is_there_and_shows_it_as_written() -> None:
     )
     assert catalog_index("devices") == [entry for entry in index if entry.kind == "devices"]
     assert catalog_text("h200") == (ROOT / "devices" / "h200.toml").read_text(encoding="utf-8")
+    written, _, comments = catalog_text("h200x8").partition("\n\n# ")
+    assert (ROOT / "clusters" / "h200x8.toml").read_text(encoding="utf-8") == written + "\n"
+    assert [line.split(": ")[1] for line in comments.splitlines()] == ["measured", "fitted"]
     with pytest.raises(UnknownNameError, match="nothing bundled is called 'h20'") as caught:
         catalog_text("h20")
     assert caught.value.fix == "h200 ?"

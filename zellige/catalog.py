@@ -10,14 +10,15 @@ from typing import Any
 import msgspec
 
 from zellige.bucket_sets import BucketSet
-from zellige.cluster import Cluster, Device
+from zellige.cluster import Cluster, Device, MeasuredTables
+from zellige.collectives import link_sources
 from zellige.errors import FormatError, UnknownNameError
 from zellige.files import convert, decode_toml, read_text
 from zellige.generate import BatchGenerator
 from zellige.model import ModelSpec
 from zellige.workload import Workload
 
-KINDS = ("models", "devices", "clusters", "workloads", "generators", "buckets")
+KINDS = ("models", "devices", "clusters", "collectives", "workloads", "generators", "buckets")
 
 
 def catalog_root() -> Path:
@@ -43,8 +44,18 @@ def load_device(name: str) -> Device:
     return decode_toml(read_text(path), Device, path.name)
 
 
+def load_collectives(name: str) -> MeasuredTables:
+    """Measured tables of collectives by bundled name or by path of a TOML file."""
+    path = _locate("collectives", name)
+    return decode_toml(read_text(path), MeasuredTables, path.name)
+
+
 def load_cluster(name: str) -> Cluster:
-    """A cluster by bundled name or by path of a TOML file; its ``device`` is a name, or a path beside it."""
+    """A cluster by bundled name or by path of a TOML file.
+
+    Its ``device`` and its link's ``measured`` tables are names, or paths beside it; ``measured_bandwidth_scale`` fits
+    tables of other links to its own.
+    """
     path = _locate("clusters", name)
     text = read_text(path)
     raw: dict[str, Any] = decode_toml(text, dict, path.name)
@@ -54,7 +65,19 @@ def load_cluster(name: str) -> Cluster:
     if device.endswith(".toml"):
         device = str(path.parent / device)
     raw["device"] = msgspec.to_builtins(load_device(device))
+    link = raw.get("node_link")
+    if isinstance(link, dict) and "measured" in link:
+        link["measured"] = _measured(link, path)
     return convert(raw, Cluster, path.name)
+
+
+def _measured(link: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The tables that a link names, with the scale that it gives them."""
+    name, scale = link["measured"], link.pop("measured_bandwidth_scale", 1.0)
+    if not isinstance(name, str):
+        raise FormatError("node_link.measured must name tables of the catalog", where=path.name)
+    tables = load_collectives(str(path.parent / name) if name.endswith(".toml") else name)
+    return {**msgspec.to_builtins(tables), "bandwidth_scale": scale}
 
 
 def load_workload(name: str) -> Workload:
@@ -97,13 +120,22 @@ def catalog_index(kind: str = "") -> list[CatalogEntry]:
 
 
 def catalog_text(name: str) -> str:
-    """The file of a bundled entry, of whatever kind; where kinds share a name, all of them."""
+    """The file of a bundled entry, of whatever kind; where kinds share a name, all of them.
+
+    A cluster's ends with comments on what its times inside a node rest on.
+    """
     found = [catalog_root() / kind / f"{name}.toml" for kind in KINDS if name in names(kind)]
     if not found:
         known = [known for kind in KINDS for known in names(kind)]
         close = difflib.get_close_matches(name, known, n=1)
         raise UnknownNameError(f"nothing bundled is called {name!r}", fix=f"{close[0]} ?" if close else "catalog list")
-    return "\n".join(read_text(path) for path in found)
+    return "\n".join(read_text(path) + _provenance(path) for path in found)
+
+
+def _provenance(path: Path) -> str:
+    if path.parent.name != "clusters":
+        return ""
+    return "\n" + "".join(f"# {line}\n" for line in link_sources(load_cluster(path.stem)))
 
 
 def is_workload(name: str) -> bool:
@@ -115,7 +147,7 @@ def _locate(kind: str, name: str) -> Path:
     if name.endswith(".toml"):
         return Path(name)
     known = names(kind)
-    noun = "bucket set" if kind == "buckets" else kind.removesuffix("s")
+    noun = {"buckets": "bucket set", "collectives": "table of collectives"}.get(kind, kind.removesuffix("s"))
     if name not in known:
         close = [item for item in known if name and item.startswith(name)] or difflib.get_close_matches(
             name, known, n=1

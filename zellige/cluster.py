@@ -10,6 +10,8 @@ from zellige.files import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from zellige.units import MIB
 
 CollectiveOp = Literal["all_to_all", "all_gather", "send_recv"]
+StateOp = Literal["reduce_scatter", "all_reduce"]
+"""What parameters and gradients take besides all-gather; tables may hold these too."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,10 +86,62 @@ class LinkPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     bus_gb_per_s: PositiveFloat
 
 
+class TimedSize(msgspec.Struct, frozen=True, array_like=True):
+    """A measured time: bytes of the full buffer (the ``size`` of nccl-tests), and microseconds."""
+
+    size_bytes: PositiveInt
+    time_us: PositiveFloat
+
+
+class CollectiveTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measured times of one collective on ``num_ranks`` ranks of a node; ``floor_us`` is what no bytes take."""
+
+    op: CollectiveOp | StateOp
+    num_ranks: Annotated[int, msgspec.Meta(ge=2, le=65_536)]
+    floor_us: PositiveFloat
+    points: Annotated[tuple[TimedSize, ...], msgspec.Meta(min_length=2, max_length=256)]
+
+    def __post_init__(self) -> None:
+        sizes = [point.size_bytes for point in self.points]
+        times = [self.floor_us, *(point.time_us for point in self.points)]
+        if sizes != sorted(set(sizes)):
+            raise ValueError("the points of a table must have increasing sizes")
+        if times != sorted(times) or times[0] == times[-1]:
+            raise ValueError("the times of a table must not fall with size, and rise above floor_us")
+
+
+class MeasuredTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tables of collectives measured inside one node.
+
+    Of a table that is ``scaled`` to other links, what exceeds the floor is divided by ``bandwidth_scale``.
+    """
+
+    SCHEMA: ClassVar[str] = "zellige.collectives/1"
+
+    schema: str = "zellige.collectives/1"
+    name: str
+    title: str
+    source: str
+    bandwidth_scale: PositiveFloat = 1.0
+    tables: Annotated[tuple[CollectiveTable, ...], msgspec.Meta(min_length=1, max_length=256)]
+
+    def __post_init__(self) -> None:
+        if len({(table.op, table.num_ranks) for table in self.tables}) < len(self.tables):
+            raise ValueError("a table for one operation and number of ranks stands twice")
+
+    def find(self, op: CollectiveOp | StateOp, num_ranks: int) -> CollectiveTable | None:
+        """The table of exactly this operation and number of ranks."""
+        for table in self.tables:
+            if table.num_ranks == num_ranks and table.op == op:
+                return table
+        return None
+
+
 class NodeLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What connects the ranks of a node."""
+    """What connects the ranks of a node: measured tables where there are any, and fits for all else."""
 
     kind: str
+    measured: MeasuredTables | None = None
     fits: Annotated[tuple[LinkPoint, ...], msgspec.Meta(min_length=1, max_length=64)]
     origin: Literal["measured", "fitted", "assumed"]
     source: str
@@ -158,3 +212,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def smallest_footprint(self, degree: int) -> int:
         """The fewest nodes that hold ``degree`` ranks."""
         return -(-degree // self.ranks_per_node)
+
+    def smallest_even_footprint(self, degree: int) -> int:
+        """The fewest nodes that hold ``degree`` ranks in equal parts, powers of two alone; 0 where none do."""
+        nodes = 1
+        while nodes <= self.num_nodes:
+            if degree % nodes == 0 and degree // nodes <= self.ranks_per_node:
+                return nodes
+            nodes *= 2
+        return 0

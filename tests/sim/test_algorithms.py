@@ -7,6 +7,7 @@ import pytest
 from builders import NODE, TWO_NODES, WAN, cluster_of
 
 from zellige.catalog import load_cluster
+from zellige.cluster import Cluster
 from zellige.sim.algorithms import all_gather, all_reduce, has_nvls, reduce_scatter
 from zellige.sim.state import state_traffic
 
@@ -44,13 +45,46 @@ def test_a_ring_reduces_and_gathers() -> None:
 
 
 def test_the_switch_sums_where_it_can() -> None:
-    hopper = load_cluster("h100x8")
+    hopper = fits_only("h100x8")
     time = all_reduce(hopper, SIZE, "nvls")
     assert (time.latency_ns, time.transfer_ns) == (17_400, pytest.approx(2 * SIZE * 7 / 8 / 374, abs=1))
     assert all_reduce(hopper, SIZE).algorithm == "nvls"
     assert "NVLS" in all_reduce(hopper, SIZE).source
     assert not has_nvls(NODE)
     assert all_reduce(NODE, SIZE).algorithm == "ring"
+
+
+def fits_only(name: str) -> Cluster:
+    """A bundled cluster without its measured tables."""
+    cluster = load_cluster(name)
+    return msgspec.structs.replace(cluster, node_link=msgspec.structs.replace(cluster.node_link, measured=None))
+
+
+def test_a_table_of_the_collective_comes_before_all_formulas() -> None:
+    """512 MiB on 8 ranks, in us as nccl-tests measured them (ai-dynamo/aiconfigurator)."""
+    for name, times in {
+        "a100x8": (2288.0, 2207.1, 4225.9),
+        "h100x8": (1398.89, 1400.39, 2111.72),
+        "h200x8": (1394.97, 1393.35, 2040.31),
+    }.items():
+        cluster = load_cluster(name)
+        for collective, time_us in zip((all_gather, reduce_scatter, all_reduce), times, strict=True):
+            time = collective(cluster, 2**29)
+            assert (time.algorithm, time.source.split(":")[0]) == ("nccl", "measured")
+            assert time.time_ns == pytest.approx(1e3 * time_us, abs=2)
+            plain = collective(fits_only(name), 2**29)
+            assert plain.source.startswith("fitted: ")
+            assert plain.time_ns == pytest.approx(time.time_ns, rel=0.35)
+
+
+def test_tables_of_a_node_serve_many_nodes() -> None:
+    """Two levels: a gather of 64 MiB on 8 H100, in us as measured, between nodes of 8 NICs."""
+    many = load_cluster("h100x64")
+    time = all_gather(many, 2**26, "hierarchical")
+    inside = time.latency_ns + time.transfer_ns - 7 * 22_400 - 2**26 * 7 / 8 / (8 * 48.5)
+    assert inside == pytest.approx(1e3 * 209.26, abs=2)
+    assert all_gather(many, 2**26).algorithm in ("ring", "hierarchical")
+    assert all_reduce(many, 2**26, "hierarchical").time_ns > time.time_ns
 
 
 def test_the_faster_algorithm_is_chosen() -> None:

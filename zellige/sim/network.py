@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from zellige.cluster import Cluster
-from zellige.exchange_prices import nic_pool
+from zellige.collectives import nic_pool
 from zellige.sim.scripts import Channel
 
 if TYPE_CHECKING:
@@ -57,6 +57,17 @@ def bridge_capacity(cluster: Cluster) -> float:
     return max(point.num_ranks * point.bus_gb_per_s for point in cluster.node_link.fits)
 
 
+def _label(start: str, stop: str) -> str:
+    """A port's name for people: ``rank 3 link out``, ``rank 3 NIC in``, ``node 0 NICs out``, ``node 0 bridge``."""
+    if start.startswith("bridge") and stop.startswith("bridge"):
+        return f"node {start.split()[1]} bridge"
+    for end, other, way in ((start, stop, "out"), (stop, start, "in")):
+        if end.startswith("rank"):
+            return f"rank {end.split()[1]} {'NIC' if other.startswith('nics') else 'link'} {way}"
+    way, nics = ("out", start) if stop == "fabric" else ("in", stop)
+    return f"node {nics.split()[1]} NICs {way}"
+
+
 class Ports:
     """The topology as arrays: capacities by port, and the ports between two ranks."""
 
@@ -65,6 +76,7 @@ class Ports:
         limited = [(a, b, data["capacity"]) for a, b, data in graph.edges(data=True) if data["capacity"] < math.inf]
         self._numbers = {(a, b): number for number, (a, b, _) in enumerate(limited)}
         self.names = [f"{a} - {b}" for a, b, _ in limited]
+        self.labels = [_label(a, b) for a, b, _ in limited]
         self.capacities = [math.floor(capacity * UNITS) + 1 for _, _, capacity in limited]
         self._graph = graph
         self._paths: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -122,8 +134,9 @@ class _Job:
 class Network:
     """Running transfers and their rates."""
 
-    def __init__(self, cluster: Cluster, channels: Sequence[Channel]) -> None:
-        self._ports = Ports(cluster)
+    def __init__(self, cluster: Cluster, channels: Sequence[Channel], *, recorded: bool = False) -> None:
+        self.ports = self._ports = Ports(cluster)
+        self.pieces: list[tuple[int, int, int, float]] | None = [] if recorded else None
         self._channels = channels
         self._known: dict[int, list[Usage]] = {}
         self._jobs: dict[int, _Job] = {}
@@ -133,7 +146,7 @@ class Network:
 
     def start(self, subject: int, channel: int, meeting: int, duration: int, time: int) -> list[Restart]:
         """Add a job; the ends of all jobs that change, its own among them."""
-        job = self._jobs[subject] = _Job(self._usages(channel)[meeting], duration, time)
+        job = self._jobs[subject] = _Job(self.usages(channel)[meeting], duration, time)
         crowded = False
         for port, units in job.usage:
             self._users[port][subject] = units
@@ -148,13 +161,15 @@ class Network:
     def stop(self, subject: int, time: int) -> list[Restart]:
         """Remove a job that is done; the ends of all jobs that change."""
         job = self._jobs.pop(subject)
+        if self.pieces is not None and time > job.since:
+            self.pieces.append((subject, job.since, time, job.rate))
         for port, units in job.usage:
             del self._users[port][subject]
             self._load[port] -= units
         self._slowed.discard(subject)
         return self._share(job.usage, time) if self._slowed else []
 
-    def _usages(self, number: int) -> list[Usage]:
+    def usages(self, number: int) -> list[Usage]:
         """What every meeting of a channel uses at full rate.
 
         Alone, an exchange takes what its price says, also where that is more than a port seems to carry: then its
@@ -187,6 +202,8 @@ class Network:
             job = self._jobs[subject]
             if rate == job.rate:
                 continue
+            if self.pieces is not None and time > job.since:
+                self.pieces.append((subject, job.since, time, job.rate))
             job.left = max(0.0, job.left - (time - job.since) * job.rate)
             job.since, job.rate = time, rate
             (self._slowed.add if rate < 1.0 else self._slowed.discard)(subject)
