@@ -118,11 +118,30 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, unless it is there; raises :class:`FileError`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder {str(path)!r}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise FileError(f"cannot make the folder {str(path)!r}: {error}") from None
+
+
 def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file in one step: to a temporary file beside it, then a rename."""
+    try:
+        content = text.encode()
+    except ValueError as error:
+        raise FileError(f"cannot write {str(path)!r}: {error}") from None
+    write_bytes(path, content)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file in one step: to a temporary file beside it, then a rename."""
     try:
         with _replacing(path) as handle:
-            handle.write(text)
+            handle.write(content)
     except OSError as error:
         raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
     except ValueError as error:
@@ -130,10 +149,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[typing.TextIO]:
+def _replacing(path: Path) -> Iterator[typing.BinaryIO]:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+        with os.fdopen(descriptor, "wb") as handle:
             yield handle
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)

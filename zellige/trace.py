@@ -1,8 +1,8 @@
-"""Spans of a step, simulated or measured, under the names of the program they come from; and their export."""
+"""Spans of a step, simulated or measured, under the names of the program they come from."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -10,14 +10,15 @@ from zellige.files import NonNegativeInt, PositiveInt
 from zellige.placement import Engine
 
 Lane = Literal["compute", "copy", "wait", "network"]
-LANES: tuple[Lane, ...] = ("compute", "copy", "wait", "network")
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a rank did (or a link carried for it) from ``start_ns`` on, for ``duration_ns``.
 
     ``name`` is the program's (:meth:`zellige.program.Program.span`); an exchange's copies add ``.pack`` and
-    ``.unpack``, the call that enters it ``.enter``. ``bytes`` is what the rank received in an exchange.
+    ``.unpack``, the call that enters it ``.enter`` or ``.call``. ``bytes`` is what the rank received in an exchange.
+    Of a simulated exchange, ``waited_ns`` is how long the rank had been there when it started, and ``last_rank`` who
+    came last (-1: not known).
     """
 
     name: str
@@ -27,6 +28,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     start_ns: NonNegativeInt
     duration_ns: NonNegativeInt
     bytes: NonNegativeInt = 0
+    waited_ns: NonNegativeInt = 0
+    last_rank: int = -1
 
     @property
     def stop_ns(self) -> int:
@@ -34,8 +37,27 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.start_ns + self.duration_ns
 
 
+class CounterPoint(msgspec.Struct, frozen=True, array_like=True):
+    """A value from a time on."""
+
+    time_ns: int
+    value: float
+
+
+class Counter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value over the step, of a node or of something in it: memory in bytes, a link's use in GB/s."""
+
+    name: str
+    node: NonNegativeInt = 0
+    unit: Literal["bytes", "GB/s"]
+    points: tuple[CounterPoint, ...]
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The spans of one step, by start; ``program`` is the digest of the program that was run or priced."""
+    """The spans of one step, by start; ``program`` is the digest of the program that was run or priced.
+
+    ``ranks_per_node`` 0 puts all ranks on one node.
+    """
 
     SCHEMA: ClassVar[str] = "zellige.trace/1"
 
@@ -44,7 +66,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     program: str
     engine: Engine
     num_ranks: PositiveInt
+    ranks_per_node: NonNegativeInt = 0
     spans: tuple[Span, ...]
+    counters: tuple[Counter, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -52,35 +76,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """From 0 to the end of the last span."""
         return max((span.stop_ns for span in self.spans), default=0)
 
+    def node_of(self, rank: int) -> int:
+        """The node that a rank sits on."""
+        return rank // self.ranks_per_node if self.ranks_per_node else 0
+
     def time_in(self, lane: Lane, rank: int | None = None) -> int:
         """Nanoseconds that ranks (or one of them) spent in a lane."""
         return sum(span.duration_ns for span in self.spans if span.lane == lane and rank in (None, span.rank))
-
-
-def chrome_events(trace: Trace) -> dict[str, Any]:
-    """The trace in the Trace Event Format, which chrome://tracing and Perfetto open; times in microseconds.
-
-    A process is a rank, its threads are the lanes.
-    """
-    events: list[dict[str, Any]] = []
-    for rank in range(trace.num_ranks):
-        events.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}})
-        events.extend(
-            {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": lane}}
-            for tid, lane in enumerate(LANES)
-        )
-    events.extend(
-        {
-            "ph": "X",
-            "name": span.name,
-            "cat": span.lane,
-            "pid": span.rank,
-            "tid": LANES.index(span.lane),
-            "ts": span.start_ns / 1000,
-            "dur": span.duration_ns / 1000,
-            "args": {"layer": span.layer, "bytes": span.bytes},
-        }
-        for span in trace.spans
-    )
-    metadata = {"origin": trace.origin, "program": trace.program, "engine": trace.engine}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata}

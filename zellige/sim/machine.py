@@ -36,8 +36,14 @@ from zellige.sim.scripts import (
 COMPUTING, TRANSFER, WAITING = range(3)
 """Kinds of recorded spans."""
 
-Record = tuple[int, int, int, int, int, int]
-"""(kind, rank, name or channel, stage, start, stop) of a span."""
+LINK = 3
+"""The kind of a record that says how fast a meeting's transfer ran for a time, where links are shared."""
+
+Record = tuple[int, int, int, int, int, int, int, int]
+"""(kind, rank, name or channel, stage, start, stop) of a span, and two more: how long the rank had waited in a transfer
+when it started, and who came last (else 0 and -1). Of a link: the meeting, and its rate in parts of FULL_RATE."""
+
+FULL_RATE = 10**9
 
 MEETING_BITS = 16
 MEETING_MASK = (1 << MEETING_BITS) - 1
@@ -50,10 +56,11 @@ RUNNING = -1
 class Visit:
     """One use of a channel, in one stage: who is still missing in each meeting, and what has started."""
 
-    __slots__ = ("missing", "started", "unfinished")
+    __slots__ = ("arrived", "missing", "started", "unfinished")
 
     def __init__(self, missing: list[int]) -> None:
         self.missing = missing
+        self.arrived: dict[int, int] = {}
         self.started = [-1] * len(missing)
         self.unfinished = len(missing)
 
@@ -121,6 +128,18 @@ class Machine:
         self.events = taken
         if self._behind and any(stage < self.scripts.num_stages for stage in self._stage):
             raise self._stuck()
+
+    def link_records(self) -> list[Record]:
+        """How fast every transfer ran, from time to time, where links are shared."""
+        if self.network is None or self.network.pieces is None:
+            return []
+        records = []
+        for subject, start, stop, rate in self.network.pieces:
+            key, index = subject >> MEETING_BITS, subject & MEETING_MASK
+            stage, number = divmod(key, self._num_channels)
+            rank = self.scripts.channels[number].meetings[index].members[0]
+            records.append((LINK, rank, number, stage, start, stop, index, round(rate * FULL_RATE)))
+        return records
 
     def grow(self, num_layers: int) -> bool:
         """Make it a step of more layers; whether that is still possible: no rank may have turned back."""
@@ -191,9 +210,9 @@ class Machine:
         stage, until = self._stage[rank], self._until[rank]
         assert self.records is not None
         if until > began:
-            self.records.append((COMPUTING, rank, name, stage, began, until))
+            self.records.append((COMPUTING, rank, name, stage, began, until, 0, -1))
         if call:
-            self.records.append((COMPUTING, rank, call_name, stage, until, time))
+            self.records.append((COMPUTING, rank, call_name, stage, until, time, 0, -1))
 
     def _change_transfers(self, ranks: tuple[int, ...], time: int, change: int) -> None:
         """Count the running transfers of ranks; their compute changes speed with the first and the last."""
@@ -222,6 +241,8 @@ class Machine:
         if visit is None:
             visit = self._visits[key] = Visit(channel.sizes.copy())
         missing = visit.missing
+        if self.records is not None:
+            visit.arrived[rank] = time
         for index in channel.needed_by[rank]:
             missing[index] = left = missing[index] - 1
             if not left:
@@ -264,7 +285,11 @@ class Machine:
             self.collectives[key] = (began, time)
         members = meeting.members
         if self.records is not None:
-            self.records.extend((TRANSFER, rank, number, stage, began, time) for rank in members)
+            arrived = visit.arrived
+            last = min(rank for rank in meeting.peers if arrived[rank] == began)
+            self.records.extend(
+                (TRANSFER, rank, number, stage, began, time, began - arrived[rank], last) for rank in members
+            )
         if meeting.transfer_ns:
             self._change_transfers(members, time, -1)
         queues, waits_for = self._entered[lane], self._waits_for
@@ -284,7 +309,7 @@ class Machine:
         row[EXPOSED + lane] += time - since - partners
         self._waits_for[rank] = RUNNING
         if self.records is not None:
-            self.records.append((WAITING, rank, channel, self._stage[rank], since, time))
+            self.records.append((WAITING, rank, channel, self._stage[rank], since, time, 0, -1))
         self._advance(rank, time)
 
     def _stuck(self) -> StuckError:

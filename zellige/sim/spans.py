@@ -4,26 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from zellige.op_prices import OpPrices
-from zellige.sim.machine import COMPUTING, TRANSFER, Record
+from zellige.sim.machine import COMPUTING, FULL_RATE, LINK, TRANSFER, Record
+from zellige.sim.network import UNITS, Network
 from zellige.sim.scripts import Scripts
 from zellige.sim.steady import Repetition
-from zellige.trace import Lane, Span, Trace
+from zellige.trace import Counter, CounterPoint, Lane, Span, Trace
 
 Placed = tuple[Record, int, int]
 """A record, the layer it stands for, and by how much it is later."""
 
 
 def machine_trace(
-    prices: OpPrices, scripts: Scripts, records: Sequence[Record], repetition: Repetition | None
+    prices: OpPrices,
+    scripts: Scripts,
+    records: Sequence[Record],
+    repetition: Repetition | None,
+    network: Network | None = None,
 ) -> Trace:
     """The trace of a machine's records, in a step of all layers."""
-    placed: Iterable[Placed] = (
-        ((record, scripts.layer(record[3]), 0) for record in records)
+    placed = (
+        [(record, scripts.layer(record[3]), 0) for record in records]
         if repetition is None
-        else _repeated(scripts, records, repetition)
+        else list(_repeated(scripts, records, repetition))
     )
-    return _trace(prices, scripts, placed)
+    trace = _trace(prices, scripts, [each for each in placed if each[0][0] != LINK])
+    if network is None:
+        return trace
+    links = _link_counters(prices, network, [each for each in placed if each[0][0] == LINK])
+    return msgspec.structs.replace(trace, counters=tuple(links))
+
+
+def _link_counters(prices: OpPrices, network: Network, placed: Iterable[Placed]) -> Iterator[Counter]:
+    """The use of every port that is used, in whole units, so that it returns to zero."""
+    changes: dict[int, dict[int, int]] = {}
+    for (_, _, channel, _, start, stop, meeting, rate), _, later in placed:
+        for port, units in network.usages(channel)[meeting]:
+            port_changes = changes.setdefault(port, {})
+            port_changes[start + later] = port_changes.get(start + later, 0) + units * rate
+            port_changes[stop + later] = port_changes.get(stop + later, 0) - units * rate
+    for port, port_changes in sorted(changes.items()):
+        label = network.ports.labels[port]
+        place, number, *_ = label.split()
+        used, points = 0, []
+        for time, change in sorted(port_changes.items()):
+            used += change
+            points.append(CounterPoint(time, used / (UNITS * FULL_RATE)))
+        node = prices.cluster.node_of(int(number)) if place == "rank" else int(number)
+        yield Counter(name=label, node=node, unit="GB/s", points=tuple(points))
 
 
 def additive_trace(
@@ -63,7 +93,7 @@ def _trace(prices: OpPrices, scripts: Scripts, placed: Iterable[Placed]) -> Trac
     program = prices.program
     calls = {name for name in range(len(scripts.names)) if scripts.names[name].endswith(".call")}
     spans = []
-    for (kind, rank, name, _, start, stop), layer, later in placed:
+    for (kind, rank, name, _, start, stop, waited, last), layer, later in placed:
         lane: Lane = "compute"
         received = 0
         if kind == COMPUTING:
@@ -79,7 +109,7 @@ def _trace(prices: OpPrices, scripts: Scripts, placed: Iterable[Placed]) -> Trac
         spans.append(
             Span(
                 name=label, rank=rank, lane=lane, layer=layer, start_ns=start + later, duration_ns=stop - start,
-                bytes=received,
+                bytes=received, waited_ns=waited, last_rank=last,
             )
         )  # fmt: skip
     spans.sort(key=lambda span: (span.start_ns, span.rank, span.lane, span.name))
@@ -88,5 +118,6 @@ def _trace(prices: OpPrices, scripts: Scripts, placed: Iterable[Placed]) -> Trac
         program=program.digest,
         engine=program.engine,
         num_ranks=program.num_ranks,
+        ranks_per_node=prices.cluster.ranks_per_node,
         spans=tuple(spans),
     )
