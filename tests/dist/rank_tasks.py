@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -19,7 +20,8 @@ from zellige.exec.attention import Engine
 from zellige.exec.execute import TransportName, make_communicators
 from zellige.exec.kernels import CpuFlash, Packing
 from zellige.exec.session import Session, connected, fingerprint, require_ranks
-from zellige.exec.transports import Communicators
+from zellige.exec.transports import Communicators, Pending, Transport
+from zellige.exec.watch import ExchangeWatch
 from zellige.program import Program
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -222,6 +224,56 @@ def run_on_the_last_two(session: Session, payload: bytes) -> bytes:
             engine = Engine(run.program, place, communicators.transports, CpuFlash(), dtype=DTYPES[run.dtype])
             answer = hash_of(run_engine(engine, own_tokens(run, place)))
     return answer.encode()
+
+
+class StreamOrdered:
+    """A transport whose waits return at once, as NCCL's do; receive buffers stay as they are."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def start(self, *arguments: Any) -> Pending:
+        """Start the exchange, and hide that it can be waited for."""
+        return NeverBlocks(self._transport.start(*arguments))
+
+
+class NeverBlocks:
+    """An exchange that can be polled."""
+
+    def __init__(self, pending: Pending) -> None:
+        self.is_done = pending.is_done
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+def watch_while_the_last_rank_stays_away(session: Session, payload: bytes) -> bytes:
+    """Waits do not block, then the main thread hangs; the watch writes what it saw to a folder, and ends the rank."""
+    folder, run = msgspec.json.decode(payload, type=tuple[str, PlanRun])
+    with connected(session, "gloo", fingerprint(run.program)):
+        if session.rank == session.num_ranks - 1:
+            time.sleep(120)
+
+        def alarm(failure: Exception, operation: str, ranks: tuple[int, ...]) -> None:
+            error = session.explain(failure, operation, ranks)
+            (Path(folder) / f"rank{session.rank}").write_text(str(error))
+            os._exit(error.exit_code)
+
+        made = make_communicators(run.program, session, run.transport).transports
+        engine = Engine(
+            run.program,
+            session.rank,
+            {ranks: StreamOrdered(transport) for ranks, transport in made.items()},
+            CpuFlash(),
+            dtype=DTYPES[run.dtype],
+            watch=ExchangeWatch(1.0, alarm),
+        )
+        engine(*own_tokens(run, session.rank)[:3])
+        time.sleep(120)
+    return b""
 
 
 def run_checkpointed(session: Session, payload: bytes) -> bytes:

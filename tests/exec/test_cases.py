@@ -5,11 +5,13 @@ Numbers are those of the table in docs/engine.md. Rows about processes are tests
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from oracle.engine_reference import Tensors, gather, random_inputs, rms_errors, scatter, whole_attention, worst_error
 
-from zellige.exec.kernels import CpuFlash
+from zellige.exec.kernels import CpuFlash, Packing
 from zellige.exec.loopback import Loopback
 from zellige.exec.maps import rank_maps
 from zellige.program import Assignment, Heads, Program, build_program
@@ -99,6 +101,71 @@ def test_26_workers_without_queries_get_no_keys_and_give_no_gradient() -> None:
     tasks = [list(program.tasks(rank, 0, 0)) for rank in range(4)]
     assert [len(found) for found in tasks] == [0, 0, 0, 1]
     assert all(exchange.messages == () for exchange in program.exchanges)
+
+
+def test_26_keys_of_a_rank_that_has_no_queries_still_get_their_gradient() -> None:
+    """Two queries on four ring workers: two have keys to give and nothing to ask; a kernel never sees their entry."""
+
+    class Watched(CpuFlash):
+        entries: ClassVar[list[tuple[int, int]]] = []
+
+        def backward(self, *arguments: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            packing = arguments[-1]
+            assert isinstance(packing, Packing)
+            self.entries += zip(packing.lengths_q, packing.lengths_k, strict=True)
+            return super().backward(*arguments)  # type: ignore[arg-type]
+
+    program = plan((2, 2, 8), (2, "k4"), (3, "q2k2"))
+    inputs = random_inputs(program, torch.float64)
+    own = [scatter(program, inputs, rank) for rank in range(4)]
+    kernel = Watched()
+    loopback = Loopback(program, kernel, dtype=torch.float64, poison=True)
+    outs, saved = loopback.forward([(t.first, t.second, t.third) for t in own])
+    grads = loopback.backward(saved, [t.fourth for t in own])
+    found = gather(program, [Tensors(out, *grad) for out, grad in zip(outs, grads, strict=True)])
+    assert worst_error(found, [whole_attention(t) for t in inputs]) < 1e-9
+    assert kernel.entries
+    assert min(min(sizes) for sizes in kernel.entries) > 0
+
+
+DEGREES = ("whole", "h8", "q8", "k8", "q2h2k2")
+
+
+@pytest.mark.parametrize("config", DEGREES)
+def test_32_the_mean_loss_does_not_depend_on_the_degree(config: str) -> None:
+    """With values of 1 everywhere the output is 1, and so is the mean loss: not an eighth of it."""
+    program = plan((8, 8, 4), (19, config), (3, config), num_ranks=8)
+    ones = [
+        Tensors(t.first, t.second, torch.ones_like(t.third), t.fourth) for t in random_inputs(program, torch.float64)
+    ]
+    elements = sum(t.first.numel() for t in ones)
+    own = [scatter(program, ones, rank) for rank in range(8)]
+    outs, _ = Loopback(program, CpuFlash(), dtype=torch.float64).forward([(t.first, t.second, t.third) for t in own])
+    assert sum((out / elements).sum().item() for out in outs) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("config", DEGREES)
+def test_32_parameter_gradients_are_sums_over_ranks(config: str) -> None:
+    """Of a projection before attention: what every rank's own tokens give, added up, is what one device gives."""
+    program = plan((8, 8, 4), (19, config), (3, config), num_ranks=8)
+    width = program.num_heads * program.head_dim
+    inputs = random_inputs(program, torch.float64)
+    weight = torch.randn(width, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / width**0.5
+
+    def projected(hidden: torch.Tensor) -> torch.Tensor:
+        return (hidden.reshape(-1, width) @ weight).view(hidden.shape)
+
+    own = [scatter(program, inputs, rank) for rank in range(8)]
+    loopback = Loopback(program, CpuFlash(), dtype=torch.float64, poison=True)
+    _, saved = loopback.forward([(projected(t.first), t.second, t.third) for t in own])
+    gradients = loopback.backward(saved, [t.fourth for t in own])
+    shares = [
+        t.first.reshape(-1, width).T @ dq.reshape(-1, width) for t, (dq, _, _) in zip(own, gradients, strict=True)
+    ]
+    wanted = [whole_attention(t._replace(first=projected(t.first))) for t in inputs]
+    exact = [t.first.reshape(-1, width).T @ w.second.reshape(-1, width) for t, w in zip(inputs, wanted, strict=True)]
+    torch.testing.assert_close(sum(shares), sum(exact), rtol=0, atol=1e-12)
+    assert sum(exact).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("heads", [(4, 4, 16), (4, 2, 16)])

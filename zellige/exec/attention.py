@@ -11,13 +11,15 @@ from torch import Tensor
 
 from zellige.errors import BusyEngineError, KernelError, WireBytesError, ZelligeError
 from zellige.exec.kernels import Kernel, accumulation_dtype
+from zellige.exec.lanes import InLine, Lanes
 from zellige.exec.maps import rank_maps
 from zellige.exec.passes import BackwardPass, ForwardPass, Saved
 from zellige.exec.phases import Issue, Layer, Request, walk
 from zellige.exec.recorder import Recorder
 from zellige.exec.transports import Pending, Transport
+from zellige.exec.watch import ExchangeWatch
 from zellige.program import Program
-from zellige.program_parts import Pass
+from zellige.program_parts import PASSES, Pass
 
 Transports = Mapping[tuple[int, ...], Transport]
 Explain = Callable[[Exception, str, tuple[int, ...]], ZelligeError]
@@ -38,6 +40,7 @@ def make_layer(
     *,
     recorder: Recorder | None = None,
     poison: bool = False,
+    lanes: Lanes | None = None,
 ) -> Layer:
     """What the passes of a rank need; raises :class:`KernelError` where a kernel cannot serve ring rounds."""
     rings = [segment for segment in program.segments if segment.config.k > 1]
@@ -48,7 +51,7 @@ def make_layer(
             fix="a kernel with log-sum-exp, or a plan without k",
         )
     maps = rank_maps(program, rank, ring_units(dtype), device)
-    return Layer(program, rank, maps, kernel, recorder or Recorder(rank), poison)
+    return Layer(program, rank, maps, kernel, recorder or Recorder(rank), poison, lanes or InLine())
 
 
 def expected_bytes(program: Program, rank: int, phase: Pass, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -69,7 +72,8 @@ class Engine:
 
     ``transports`` maps the ranks that enter an exchange to the communicator among them. Tokens are packed in the order
     of :meth:`zellige.program.Program.pieces`; ranks without tokens take part with ``[0, heads, head_dim]`` tensors, and
-    must run backward too.
+    must run backward too. ``lanes`` says where whole sequences run; ``watch`` follows exchanges where waiting for one
+    does not block the host (NCCL).
     """
 
     def __init__(
@@ -83,18 +87,20 @@ class Engine:
         device: torch.device | None = None,
         recorder: Recorder | None = None,
         explain: Explain | None = None,
+        lanes: Lanes | None = None,
+        watch: ExchangeWatch | None = None,
     ) -> None:
         self.program = program
         self.rank = rank
         self.dtype = dtype
-        self.layer = make_layer(program, rank, kernel, dtype, device or torch.device("cpu"), recorder=recorder)
+        self.layer = make_layer(
+            program, rank, kernel, dtype, device or torch.device("cpu"), recorder=recorder, lanes=lanes
+        )
         self._transports = transports
         self._explain = explain
+        self._watch = watch
         self._lock = threading.Lock()
-        self._due: dict[Pass, tuple[int, int, int]] = {
-            "forward": expected_bytes(program, rank, "forward", dtype),
-            "backward": expected_bytes(program, rank, "backward", dtype),
-        }
+        self._due = {phase: expected_bytes(program, rank, phase, dtype) for phase in PASSES}
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention output ``[tokens, heads, head_dim]`` of the rank's own tokens; differentiable.
@@ -161,6 +167,8 @@ class Engine:
                     )
                     size = step.receive.numel() * step.receive.element_size()
                     flying[step.exchange] = (pending, start, size)
+                    if self._watch is not None:
+                        self._watch.follow(pending, name, exchange.ranks)
                     recorder.add(f"{name}.enter", "wait", start)
                     continue
                 pending, started, size = flying.pop(step.exchange)

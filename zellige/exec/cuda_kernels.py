@@ -20,8 +20,8 @@ MAX_HEAD_DIM = 256
 
 
 def cuda_kernel() -> Kernel:
-    """flash-attn if it is installed, else torch's."""
-    return FlashAttn() if importlib.util.find_spec("flash_attn") else AtenFlash()
+    """flash-attn (version 2, whose extension is looked for: version 4 shares the package's name), else torch's."""
+    return FlashAttn() if importlib.util.find_spec("flash_attn_2_cuda") else AtenFlash()
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> None:
@@ -38,6 +38,17 @@ def _longest(packing: Packing) -> tuple[int, int]:
     return max(2, *packing.lengths_q), max(packing.lengths_k)
 
 
+def _by_query(lse: Tensor, q: Tensor, kernel: str) -> Tensor:
+    """A log-sum-exp ``[heads, queries]`` as ``[queries, heads]``; refuses the padded layout of older kernels."""
+    if lse.shape != (q.shape[1], q.shape[0]) or lse.dtype != torch.float32:
+        raise KernelError(
+            f"{kernel} gave a log-sum-exp {list(lse.shape)} in {lse.dtype}",
+            details=(f"expected [heads, queries], {[q.shape[1], q.shape[0]]}, in fp32",),
+            fix="torch 2.11 or later, flash-attn 2.7 or later",
+        )
+    return lse.transpose(0, 1)
+
+
 class AtenFlash:
     """``aten::_flash_attention_forward`` and its backward, which take the output and log-sum-exp of all keys."""
 
@@ -51,7 +62,7 @@ class AtenFlash:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_q, cu_k, *_longest(packing), 0.0, False, False
         )
-        return out, lse.transpose(0, 1)
+        return out, _by_query(lse, q, self.name)
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packing: Packing
@@ -69,7 +80,11 @@ class AtenFlash:
 
 
 class FlashAttn:
-    """The flash-attn package, version 2.7 and up, with its deterministic backward."""
+    """The flash-attn package, version 2.7 and up.
+
+    Its backward is deterministic where ``torch.use_deterministic_algorithms(True)`` asks for it, as torch's own is: the
+    price is a copy of dQ in fp32 for every block of multiprocessors that shares an entry and head.
+    """
 
     name = "flash-attn"
     has_lse = True
@@ -84,7 +99,7 @@ class FlashAttn:
         out, lse, *_ = _flash_attn_varlen_forward(
             q, k, v, cu_q, cu_k, *_longest(packing), dropout_p=0.0, softmax_scale=scale, causal=False
         )
-        return out, lse.transpose(0, 1)
+        return out, _by_query(lse, q, self.name)
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packing: Packing
@@ -115,6 +130,6 @@ class FlashAttn:
             window_size_right=-1,
             softcap=0.0,
             alibi_slopes=None,
-            deterministic=True,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
         )
         return dq, dk, dv

@@ -5,7 +5,7 @@ Every engine test runs this way without processes, and one GPU can check a progr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from zellige.errors import CyclicWaitError, WireBytesError
 from zellige.exec.attention import expected_bytes, make_layer
 from zellige.exec.kernels import Kernel
+from zellige.exec.lanes import InLine, Lanes
 from zellige.exec.passes import BackwardPass, ForwardPass, Saved
 from zellige.exec.phases import Issue, Request, walk
 from zellige.program import Program
@@ -30,7 +31,11 @@ class Moved(NamedTuple):
 
 
 class Loopback:
-    """The engine for every rank of a program at once. ``poison`` fills receive buffers with NaN beforehand."""
+    """The engine for every rank of a program at once.
+
+    ``poison`` fills receive buffers with NaN beforehand. ``late`` copies an exchange at the last moment, when a rank
+    waits for it, as a slow network would. ``lanes`` says where whole sequences run.
+    """
 
     def __init__(
         self,
@@ -40,11 +45,14 @@ class Loopback:
         dtype: torch.dtype,
         device: torch.device | None = None,
         poison: bool = False,
+        late: bool = False,
+        lanes: Callable[[], Lanes] = InLine,
     ) -> None:
         self.program = program
         self.dtype = dtype
+        self._late = late
         self.layers = [
-            make_layer(program, rank, kernel, dtype, device or torch.device("cpu"), poison=poison)
+            make_layer(program, rank, kernel, dtype, device or torch.device("cpu"), poison=poison, lanes=lanes())
             for rank in range(program.num_ranks)
         ]
         self.moved: dict[Pass, Moved] = {}
@@ -85,7 +93,8 @@ class Loopback:
                         entered.setdefault(step.exchange, {})[rank] = step
                     elif step.exchange not in done:
                         waiting[rank] = step.exchange
-                    if step.exchange not in done and len(entered.get(step.exchange, {})) == self._size(step.exchange):
+                    complete = len(entered.get(step.exchange, {})) == self._size(step.exchange)
+                    if step.exchange not in done and complete and not (self._late and isinstance(step, Issue)):
                         sent += self._copy(entered.pop(step.exchange), self.program.exchanges[step.exchange].ranks)
                         done.add(step.exchange)
                         waiting = {who: what for who, what in waiting.items() if what not in done}

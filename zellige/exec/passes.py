@@ -13,7 +13,7 @@ from zellige.exec.layout import HeadClass
 from zellige.exec.maps import GroupMap
 from zellige.exec.merge import merge_partial
 from zellige.exec.phases import Layer
-from zellige.program_parts import Op, Part, Pass
+from zellige.program_parts import Op, OpKind, Part, Pass
 
 
 @dataclass
@@ -25,6 +25,16 @@ class GroupWork:
     values: dict[int, Tensor] = field(default_factory=dict)
     out: list[Tensor] = field(default_factory=list)
     lse: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Own:
+    """The rank's own tokens of a group, ``[tokens, heads, head_dim]``: Q, K and V go out, O comes in."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
 
 
 @dataclass
@@ -60,45 +70,39 @@ class Saved:
         return saved
 
 
-class ForwardPass:
-    """Forward: Q, K and V of the rank's own tokens in, output of the same tokens out."""
+class GroupForward:
+    """Forward of split sequences: exchanges and ring rounds. ``own`` must hold a group before its first exchange."""
 
     phase: Pass = "forward"
 
-    def __init__(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def __init__(self, layer: Layer, like: Tensor) -> None:
+        """``like`` has the type and device of Q, K and V."""
         self._layer = layer
-        self._q, self._k, self._v = q, k, v
-        self._wide = accumulation_dtype(q.dtype)
-        self._out = torch.empty_like(q)
-        self._whole_lse: list[Tensor] = [q.new_empty(0) for _ in layer.maps.whole]
-        empty = q.new_empty((0, q.shape[2]))
-        self._groups = {group: GroupWork(empty) for group in layer.maps.groups}
+        self._empty = like.new_empty((0, layer.program.head_dim))
+        self._wide = accumulation_dtype(like.dtype)
+        self.own: dict[int, Own] = {}
+        self.works = {group: GroupWork(self._empty) for group in layer.maps.groups}
         for group, mapped in layer.maps.groups.items():
             for head_class in mapped.layout.classes:
-                shape = (head_class.num_queries, head_class.key.heads, q.shape[2])
-                dtype = self._wide if head_class.key.is_ring else q.dtype
-                self._groups[group].out.append(q.new_zeros(shape if head_class.key.is_ring else (0,), dtype=dtype))
-                self._groups[group].lse.append(q.new_full(shape[:2], -torch.inf, dtype=self._wide))
-
-    def saved(self) -> Saved:
-        """What backward needs; complete after the walk."""
-        return Saved(self._q, self._k, self._v, self._out, self._whole_lse, self._groups)
+                shape = (head_class.num_queries, head_class.key.heads, layer.program.head_dim)
+                dtype = self._wide if head_class.key.is_ring else like.dtype
+                self.works[group].out.append(like.new_zeros(shape if head_class.key.is_ring else (0,), dtype=dtype))
+                self.works[group].lse.append(like.new_full(shape[:2], -torch.inf, dtype=self._wide))
 
     def source(self, group: int, part: Part) -> Tensor:
         """See :class:`zellige.exec.phases.PassWork`."""
         if part.tensor == "o":
-            work = self._groups[group]
-            work.out = [out.to(self._q.dtype) for out in work.out]
-            return _rows(work.out, self._q)
-        tensor = {"q": self._q, "k": self._k, "v": self._v}[part.tensor]
-        return _own_rows(tensor, self._layer.maps.groups[group])
+            work = self.works[group]
+            work.out = [out.to(self._empty.dtype) for out in work.out]
+            return _rows(work.out, self._empty)
+        own = self.own[group]
+        return _as_rows({"q": own.q, "k": own.k, "v": own.v}[part.tensor])
 
     def take(self, group: int, part: Part, buffer: Tensor, index: Tensor) -> None:
         """See :class:`zellige.exec.phases.PassWork`."""
-        work = self._groups[group]
+        work = self.works[group]
         if part.tensor == "o":
-            own = _own_rows(self._out, self._layer.maps.groups[group])
-            torch.index_select(buffer, 0, index, out=own)
+            torch.index_select(buffer, 0, index, out=_as_rows(self.own[group].out))
         elif part.tensor == "q":
             work.queries = buffer.index_select(0, index)
         else:
@@ -108,17 +112,9 @@ class ForwardPass:
         """See :class:`zellige.exec.phases.PassWork`; nothing is added up in forward."""
         raise AssertionError(f"forward adds no {part.tensor} of group {group}: {target}, {rows.shape}")
 
-    def compute(self, op: Op) -> None:
-        """See :class:`zellige.exec.phases.PassWork`."""
-        if op.kind == "whole":
-            batch = self._layer.maps.whole[op.index]
-            own = slice(*batch.tokens)
-            out, self._whole_lse[op.index] = self._layer.kernel.forward(
-                self._q[own], self._k[own], self._v[own], batch.packing
-            )
-            self._out[own] = out
-            return
-        work, mapped = self._groups[op.index], self._layer.maps.groups[op.index]
+    def attend(self, op: Op) -> None:
+        """One ring round of a group."""
+        work, mapped = self.works[op.index], self._layer.maps.groups[op.index]
         for number, head_class in enumerate(mapped.layout.classes):
             self._attend(work, mapped, number, head_class, op.ring_round)
         if op.ring_round > 0:
@@ -147,55 +143,96 @@ class ForwardPass:
             work.lse[number].index_copy_(0, chosen, merged_lse)
 
 
-class BackwardPass:
-    """Backward: the gradient of the output of the rank's own tokens in, those of their Q, K and V out."""
+class ForwardPass(GroupForward):
+    """Forward of attention alone: Q, K and V of all of the rank's own tokens in, output of the same tokens out."""
+
+    computes: frozenset[OpKind] = frozenset(("attend", "whole"))
+
+    def __init__(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> None:
+        super().__init__(layer, q)
+        self._q, self._k, self._v = q, k, v
+        self._out = torch.empty_like(q)
+        self._whole_lse: list[Tensor] = [q.new_empty(0) for _ in layer.maps.whole]
+        for group, mapped in layer.maps.groups.items():
+            tokens = slice(*mapped.tokens)
+            self.own[group] = Own(q[tokens], k[tokens], v[tokens], self._out[tokens])
+
+    def saved(self) -> Saved:
+        """What backward needs; complete after the walk."""
+        return Saved(self._q, self._k, self._v, self._out, self._whole_lse, self.works)
+
+    def compute(self, op: Op) -> None:
+        """See :class:`zellige.exec.phases.PassWork`."""
+        if op.kind == "attend":
+            self.attend(op)
+            return
+        batch = self._layer.maps.whole[op.index]
+        own = slice(*batch.tokens)
+        out, self._whole_lse[op.index] = self._layer.kernel.forward(
+            self._q[own], self._k[own], self._v[own], batch.packing
+        )
+        self._out[own] = out
+
+
+@dataclass
+class OwnGradients:
+    """The rank's own tokens of a group in backward: dO, and K and V, go out; dQ comes in."""
+
+    grad: Tensor
+    k: Tensor
+    v: Tensor
+    dq: Tensor
+
+
+class GroupBackward:
+    """Backward of split sequences. ``own`` must hold a group before its first exchange."""
 
     phase: Pass = "backward"
 
-    def __init__(self, layer: Layer, saved: Saved, grad: Tensor) -> None:
+    def __init__(self, layer: Layer, works: dict[int, GroupWork], like: Tensor) -> None:
+        """``works`` is what forward left; ``like`` has the type and device of gradients."""
         self._layer = layer
-        self._saved = saved
-        self._grad = grad
-        self._wide = accumulation_dtype(grad.dtype)
-        self.dq, self.dk, self.dv = torch.empty_like(saved.q), torch.empty_like(saved.k), torch.empty_like(saved.v)
+        self._empty = like.new_empty((0, layer.program.head_dim))
+        self._wide = accumulation_dtype(like.dtype)
+        self.works = works
+        self.own: dict[int, OwnGradients] = {}
         self._grad_rows: dict[int, Tensor] = {}
         self._query_gradients: dict[int, list[Tensor]] = {}
         self._round_gradients: dict[tuple[int, Part], list[Tensor]] = {}
         self._sums: dict[tuple[int, str], Tensor] = {}
         for group, mapped in layer.maps.groups.items():
             self._query_gradients[group] = [
-                grad.new_zeros((c.num_queries, c.key.heads, grad.shape[2]), dtype=self._wide)
+                like.new_zeros((c.num_queries, c.key.heads, layer.program.head_dim), dtype=self._wide)
                 for c in mapped.layout.classes
             ]
 
-    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of Q, K and V; complete after the walk."""
-        for group, mapped in self._layer.maps.groups.items():
-            _put(self.dk, mapped, self._total(group, "dk"))
-            _put(self.dv, mapped, self._total(group, "dv"))
-        return self.dq, self.dk, self.dv
+    def key_gradients(self, group: int) -> tuple[Tensor, Tensor]:
+        """dK and dV of a group's own tokens; complete once the last exchange is back."""
+        tokens = slice(*self._layer.maps.groups[group].tokens)
+        shape = (tokens.stop - tokens.start, self._layer.program.num_kv_heads, self._layer.program.head_dim)
+        dk, dv = (self._total(group, name).view(shape).to(self._empty.dtype) for name in ("dk", "dv"))
+        return dk, dv
 
     def source(self, group: int, part: Part) -> Tensor:
         """See :class:`zellige.exec.phases.PassWork`."""
         if part.to_worker:
-            tensor = {"do": self._grad, "k": self._saved.k, "v": self._saved.v}[part.tensor]
-            return _own_rows(tensor, self._layer.maps.groups[group])
+            own = self.own[group]
+            return _as_rows({"do": own.grad, "k": own.k, "v": own.v}[part.tensor])
         if part.tensor == "dq":
-            return _rows(self._query_gradients.pop(group), self._grad)
+            return _rows(self._query_gradients.pop(group), self._empty)
         rows = self._round_gradients.pop((group, part), [])
         if not part.is_ring_gradient:
-            return _rows(rows, self._grad)
-        wide = _rows(rows, self._grad.new_empty((0, self._grad.shape[2]), dtype=self._wide))
-        return wide.view(self._grad.dtype).reshape(-1, self._grad.shape[2])
+            return _rows(rows, self._empty)
+        wide = _rows(rows, self._empty.to(self._wide))
+        return wide.view(self._empty.dtype).reshape(-1, self._empty.shape[1])
 
     def take(self, group: int, part: Part, buffer: Tensor, index: Tensor) -> None:
         """See :class:`zellige.exec.phases.PassWork`."""
-        work = self._saved.groups[group]
+        work = self.works[group]
         if part.tensor == "do":
             self._grad_rows[group] = buffer.index_select(0, index)
         elif part.tensor == "dq":
-            own = _own_rows(self.dq, self._layer.maps.groups[group])
-            torch.index_select(buffer, 0, index, out=own)
+            torch.index_select(buffer, 0, index, out=_as_rows(self.own[group].dq))
         else:
             (work.keys if part.tensor == "k" else work.values)[part.ring_round] = buffer.index_select(0, index)
 
@@ -215,33 +252,19 @@ class BackwardPass:
         """The sum of what came back for a group's own tokens, zeros before anything has."""
         if (group, tensor) not in self._sums:
             start, stop = self._layer.maps.groups[group].tokens
-            rows = (stop - start) * self._saved.k.shape[1]
-            self._sums[group, tensor] = self._grad.new_zeros((rows, self._grad.shape[2]), dtype=self._wide)
+            rows = (stop - start) * self._layer.program.num_kv_heads
+            self._sums[group, tensor] = self._empty.new_zeros((rows, self._empty.shape[1]), dtype=self._wide)
         return self._sums[group, tensor]
 
-    def compute(self, op: Op) -> None:
-        """See :class:`zellige.exec.phases.PassWork`."""
-        saved = self._saved
-        if op.kind == "whole":
-            batch = self._layer.maps.whole[op.index]
-            own = slice(*batch.tokens)
-            self.dq[own], self.dk[own], self.dv[own] = self._layer.kernel.backward(
-                self._grad[own],
-                saved.q[own],
-                saved.k[own],
-                saved.v[own],
-                saved.out[own],
-                saved.whole_lse[op.index],
-                batch.packing,
-            )
-            return
+    def attend(self, op: Op) -> None:
+        """One ring round of a group."""
         for number, head_class in enumerate(self._layer.maps.groups[op.index].layout.classes):
             self._attend(op.index, number, head_class, op.ring_round)
-        work = saved.groups[op.index]
+        work = self.works[op.index]
         del work.keys[op.ring_round], work.values[op.ring_round]
 
     def _attend(self, group: int, number: int, head_class: HeadClass, t: int) -> None:
-        call, work = head_class.calls[t], self._saved.groups[group]
+        call, work = head_class.calls[t], self.works[group]
         if call is None:
             return
         chosen = self._layer.maps.groups[group].queries.get((number, t))
@@ -269,14 +292,49 @@ class BackwardPass:
         self._round_gradients.setdefault((group, Part("dv", t)), []).append(dv)
 
 
-def _own_rows(tensor: Tensor, mapped: GroupMap) -> Tensor:
-    """Rows of a group's own tokens, a view."""
-    return tensor[mapped.tokens[0] : mapped.tokens[1]].reshape(-1, tensor.shape[2])
+class BackwardPass(GroupBackward):
+    """Backward of attention alone: the gradient of the output of the rank's own tokens in, those of Q, K and V out."""
+
+    computes: frozenset[OpKind] = frozenset(("attend", "whole"))
+
+    def __init__(self, layer: Layer, saved: Saved, grad: Tensor) -> None:
+        super().__init__(layer, saved.groups, grad)
+        self._saved = saved
+        self._grad = grad
+        self.dq, self.dk, self.dv = torch.empty_like(saved.q), torch.empty_like(saved.k), torch.empty_like(saved.v)
+        for group, mapped in layer.maps.groups.items():
+            tokens = slice(*mapped.tokens)
+            self.own[group] = OwnGradients(grad[tokens], saved.k[tokens], saved.v[tokens], self.dq[tokens])
+
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of Q, K and V; complete after the walk."""
+        for group, mapped in self._layer.maps.groups.items():
+            tokens = slice(*mapped.tokens)
+            self.dk[tokens], self.dv[tokens] = self.key_gradients(group)
+        return self.dq, self.dk, self.dv
+
+    def compute(self, op: Op) -> None:
+        """See :class:`zellige.exec.phases.PassWork`."""
+        if op.kind == "attend":
+            self.attend(op)
+            return
+        saved = self._saved
+        batch = self._layer.maps.whole[op.index]
+        own = slice(*batch.tokens)
+        self.dq[own], self.dk[own], self.dv[own] = self._layer.kernel.backward(
+            self._grad[own],
+            saved.q[own],
+            saved.k[own],
+            saved.v[own],
+            saved.out[own],
+            saved.whole_lse[op.index],
+            batch.packing,
+        )
 
 
-def _put(tensor: Tensor, mapped: GroupMap, rows: Tensor) -> None:
-    own = tensor[mapped.tokens[0] : mapped.tokens[1]]
-    own.copy_(rows.view(own.shape))
+def _as_rows(tensor: Tensor) -> Tensor:
+    """Rows of head_dim elements of contiguous tokens, a view."""
+    return tensor.view(-1, tensor.shape[2])
 
 
 def _class_rows(rows: Tensor, head_class: HeadClass) -> Tensor:

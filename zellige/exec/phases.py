@@ -8,17 +8,19 @@ drives all ranks of a program in one process. Both run this same code.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from zellige.exec.kernels import Kernel
+from zellige.exec.lanes import InLine, Lanes
 from zellige.exec.maps import RankMaps
 from zellige.exec.recorder import Recorder
 from zellige.program import Program
-from zellige.program_parts import Op, Part, Pass
+from zellige.program_parts import Op, OpKind, Part, Pass
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ Request = Issue | Wait
 class Layer:
     """What passes need to know: program, rank, maps, kernel, and who records spans.
 
-    ``poison`` fills receive buffers with NaN first, so that a row that is read and never received shows.
+    ``poison`` fills receive buffers with NaN first, so that a row that is read and never received shows. ``lanes`` says
+    where whole sequences run.
     """
 
     program: Program
@@ -60,12 +63,15 @@ class Layer:
     kernel: Kernel
     recorder: Recorder
     poison: bool = False
+    lanes: Lanes = field(default_factory=InLine)
 
 
 class PassWork(Protocol):
     """What a pass does between exchanges. Rows are ``[rows, head_dim]`` in the compute type."""
 
     phase: Pass
+    computes: frozenset[OpKind]
+    """Operations that it computes; attention alone leaves linear work out."""
 
     def source(self, group: int, part: Part) -> Tensor:
         """All rows that a part may be sent from; of a wider type as units (:mod:`zellige.exec.maps`)."""
@@ -77,7 +83,7 @@ class PassWork(Protocol):
         """Gradient units that came back, for distinct target rows (None: for all, in order)."""
 
     def compute(self, op: Op) -> None:
-        """Attention of a ring round, or of a batch of whole sequences."""
+        """Attention of a ring round, or work that depends on no other rank."""
 
 
 def walk(layer: Layer, work: PassWork) -> Iterator[Request]:
@@ -98,9 +104,20 @@ def walk(layer: Layer, work: PassWork) -> Iterator[Request]:
         elif op.kind == "keep":
             with recorder.span(name, "copy"):
                 unpack(layer, work, op.index, pack(layer, work, op.index).buffer)
-        elif op.kind in ("attend", "whole"):
+        elif op.kind == "attend":
             with recorder.span(name, "compute"):
                 work.compute(op)
+        elif op.kind == "whole":
+            layer.lanes.aside(partial(_compute_whole, recorder, name, work, op))
+        elif op.kind in work.computes:
+            with recorder.span(name, "compute"):
+                work.compute(op)
+    layer.lanes.join()
+
+
+def _compute_whole(recorder: Recorder, name: str, work: PassWork, op: Op) -> None:
+    with recorder.span(name, "compute"):
+        work.compute(op)
 
 
 def pack(layer: Layer, work: PassWork, index: int) -> Issue:

@@ -25,6 +25,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 import zellige
 from zellige.errors import LostRankError, MissingRankError, PreflightError, TooFewRanksError, ZelligeError
+from zellige.exec.devices import group_options, rank_device
+from zellige.exec.transports import connect
 from zellige.program import Program
 
 Backend = Literal["gloo", "nccl"]
@@ -165,10 +167,18 @@ def require_ranks(program: Program, available: int, what: str = "ranks") -> None
 
 @contextlib.contextmanager
 def connected(session: Session, backend: Backend, shown: Mapping[str, str]) -> Iterator[Session]:
-    """Agree with all ranks, then join the process group; leaves it at the end, whatever happens."""
+    """Agree with all ranks, then join the process group; leaves it at the end, whatever happens.
+
+    Under NCCL the rank's GPU becomes the current device. After a failure communicators are aborted there: an orderly
+    end would wait for kernels that wait for a lost peer. The group's own time-out is twice the session's, so that
+    whoever watches exchanges speaks before NCCL ends the process.
+    """
+    device = rank_device(backend, session.rank)
     session.agree(shown)
-    timeout = datetime.timedelta(seconds=session.timeout_s)
-    device = torch.device("cuda", session.rank % torch.cuda.device_count()) if backend == "nccl" else None
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    timeout = datetime.timedelta(seconds=session.timeout_s * (2 if on_gpu else 1))
     try:
         dist.init_process_group(
             backend,
@@ -176,15 +186,25 @@ def connected(session: Session, backend: Backend, shown: Mapping[str, str]) -> I
             rank=session.rank,
             world_size=session.num_ranks,
             timeout=timeout,
-            device_id=device,
+            pg_options=group_options(backend, timeout),
+            device_id=device if on_gpu else None,
         )
-        # Peer-to-peer exchanges need a communicator that exists; NCCL makes it at the first collective.
+        connect(None, device)
         dist.barrier()
     except RuntimeError as error:
         raise session.explain(error, "the first barrier", tuple(range(session.num_ranks))) from error
     try:
         yield session
-    finally:
+    except BaseException:
+        _leave(aborts=on_gpu)
+        raise
+    _leave(aborts=False)
+
+
+def _leave(*, aborts: bool) -> None:
+    if aborts:
+        dist.distributed_c10d._abort_process_group()
+    else:
         dist.destroy_process_group()
 
 

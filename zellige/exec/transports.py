@@ -20,12 +20,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zellige.exec.devices import group_options
+
 
 class Pending(Protocol):
     """An exchange in flight; its buffers stay alive until it is done."""
 
     def wait(self) -> None:
-        """Return when the receive buffer is filled; raises ``RuntimeError`` on a time-out or a lost peer."""
+        """Order what follows behind the exchange; raises ``RuntimeError`` on a time-out or a lost peer.
+
+        The host blocks under gloo. Under NCCL the current stream waits and the host goes on, unless it has a time-out.
+        """
+
+    def is_done(self) -> bool:
+        """Whether the receive buffer is filled; never blocks."""
 
 
 class Transport(Protocol):
@@ -59,17 +67,29 @@ class _Counters:
 
 
 class _Works:
-    """Work handles of torch.distributed, with the buffers that they use."""
+    """Work handles of torch.distributed, with the buffers that they use.
 
-    def __init__(self, works: list[dist.Work], *buffers: Tensor) -> None:
+    Buffers are held until the waiting stream is ordered behind the exchange: memory that is freed then is reused after
+    it on that stream, which is what the caching allocator counts on.
+    """
+
+    def __init__(self, works: list[dist.Work], host_timeout: datetime.timedelta | None, *buffers: Tensor) -> None:
         self._works = works
+        self._host_timeout = host_timeout
         self._buffers = buffers
 
     def wait(self) -> None:
         """See :class:`Pending`."""
         for work in self._works:
-            work.wait()
+            if self._host_timeout is None:
+                work.wait()
+            else:
+                work.wait(self._host_timeout)
         self._buffers = ()
+
+    def is_done(self) -> bool:
+        """See :class:`Pending`."""
+        return all(work.is_completed() for work in self._works)
 
 
 class AllToAll(_Counters):
@@ -77,9 +97,10 @@ class AllToAll(_Counters):
 
     name = "all-to-all"
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, host_timeout: datetime.timedelta | None = None) -> None:
         super().__init__()
         self._group = group
+        self._host_timeout = host_timeout
 
     def start(
         self, send: Tensor, send_counts: Sequence[int], receive: Tensor, receive_counts: Sequence[int]
@@ -89,17 +110,18 @@ class AllToAll(_Counters):
         work = dist.all_to_all_single(
             receive, send, list(receive_counts), list(send_counts), group=self._group, async_op=True
         )
-        return _Works([work], send, receive)
+        return _Works([work], self._host_timeout, send, receive)
 
 
 class PeerToPeer(_Counters):
-    """One batch of sends and receives among real peers."""
+    """One batch of sends and receives among real peers: under NCCL one group call, which cannot dead-lock."""
 
     name = "peer-to-peer"
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, host_timeout: datetime.timedelta | None = None) -> None:
         super().__init__()
         self._group = group
+        self._host_timeout = host_timeout
         self._ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
 
     def start(
@@ -116,19 +138,31 @@ class PeerToPeer(_Counters):
                 if len(part)
             ]
         works = dist.batch_isend_irecv(operations) if operations else []
-        return _Works(works, send, receive)
+        return _Works(works, self._host_timeout, send, receive)
 
 
-TRANSPORTS: dict[str, Callable[[dist.ProcessGroup | None], Transport]] = {
+TRANSPORTS: dict[str, Callable[[dist.ProcessGroup | None, datetime.timedelta | None], Transport]] = {
     "all-to-all": AllToAll,
     "peer-to-peer": PeerToPeer,
 }
 
 
+def connect(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """A byte from every rank to every rank: the first use of a communicator, by all of its ranks.
+
+    NCCL connects two ranks when they first exchange something, and a batch of sends and receives that only some ranks
+    enter must not be a communicator's first use.
+    """
+    size = dist.get_world_size(group)
+    ones = torch.ones(size, dtype=torch.uint8, device=device)
+    dist.all_to_all_single(torch.empty_like(ones), ones, group=group)
+
+
 class Communicators:
     """The process groups of a program: the world (or a given group) for one that all ranks enter, others made once.
 
-    Every rank of the parent group must construct it, for new groups are made by all, in the same order.
+    Every rank of the parent group must construct it, for new groups are made by all, in the same order. On a GPU
+    ``host_timeout`` makes every wait block the host, up to that time, and raise: for checks, not for speed.
     """
 
     def __init__(
@@ -138,22 +172,29 @@ class Communicators:
         *,
         group: dist.ProcessGroup | None = None,
         timeout: datetime.timedelta,
+        host_timeout: datetime.timedelta | None = None,
     ) -> None:
         world = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         self._made: list[dist.ProcessGroup] = []
         self._transports: dict[tuple[int, ...], Transport] = {}
         mine = dist.get_rank()
+        backend = dist.get_backend(group)
+        device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         for ranks in dict.fromkeys(rank_sets):
             globals_ = [world[rank] for rank in ranks]
             if globals_ == world:
                 communicator = group
             else:
                 # A new group does not inherit the time-out of its parent, so it is always given.
-                communicator = dist.new_group(globals_, timeout=timeout)
+                options = group_options(backend, timeout)
+                communicator = dist.new_group(globals_, timeout=timeout, pg_options=options)
                 if mine in globals_:
                     self._made.append(communicator)
             if mine in globals_:
-                self._transports[ranks] = TRANSPORTS[transport](communicator)
+                if communicator is not None:
+                    # The world's first use was the preflight's.
+                    connect(communicator, device)
+                self._transports[ranks] = TRANSPORTS[transport](communicator, host_timeout)
 
     @property
     def transports(self) -> dict[tuple[int, ...], Transport]:
