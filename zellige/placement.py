@@ -1,172 +1,60 @@
-"""The placement problem and its solutions: options, plans, what a plan costs each rank, and checks of a plan.
-
-Engines (who shares calls; :attr:`Problem.engine`):
-
-* ``per_sequence``: split sequences run one by one, each with calls of its own (USP's implementations).
-* ``group``: as ``per_sequence``, but sequences of one pure-Ulysses configuration on one rank set share one packed
-  exchange in and one back (KnapFormer's bags; the two coalescing rules of arXiv 2608.01150).
-* ``coalesced``: all split sequences share one packed exchange per phase, whatever their rank sets.
-"""
+"""Solutions of the placement problem: plans, what a plan costs each rank, and what cannot be placed at all."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar, Literal
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import msgspec
 
-from zellige.cluster import Cluster
-from zellige.collectives import packed_calls_ns
 from zellige.errors import MissingPriceError, SequenceTooLargeError
 from zellige.files import NonNegativeInt, PositiveInt, digest
-from zellige.memory import Checkpoint, MemoryModel, Sharding
-from zellige.model import ModelSpec
-from zellige.prices import Price, PriceTable, missing_bucket
+from zellige.memory import Checkpoint, Sharding
+from zellige.problem import ENGINES, NO_SETUP, Engine, Inputs, Option, Problem, Rung, Setup
 from zellige.shards import WHOLE, ParallelConfig
 from zellige.units import format_bytes
-from zellige.workload import Batch, Bucket
 
-Engine = Literal["coalesced", "per_sequence", "group"]
-ENGINES: tuple[Engine, ...] = ("coalesced", "per_sequence", "group")
+__all__ = [
+    "ENGINES",
+    "NO_SETUP",
+    "Engine",
+    "Inputs",
+    "Option",
+    "Placement",
+    "Plan",
+    "Problem",
+    "RankCosts",
+    "RankPrediction",
+    "Rung",
+    "Setup",
+    "Solver",
+    "make_plan",
+    "micro_batches",
+    "plan_digest",
+    "rank_costs",
+    "require_placeable",
+]
 
 
-class Option(msgspec.Struct, frozen=True):
-    """A way to run a bucket: a configuration on a footprint, and its costs on each participating rank.
+class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A sequence, its configuration, and its ordered rank list.
 
-    ``time_ns`` is what it takes alone (of which ``compute_ns`` is no communication), ``floor_ns`` what remains where
-    its calls are shared; ``kept_bytes`` add up over a rank's sequences, of ``live_bytes`` only the largest counts (0
-    for the coalesced engine, which keeps all).
+    Schemes that accumulate gradients run a step in several parts. A barrier stands between **stages**: all ranks wait
+    for the slowest. Within a stage a rank ends each of its **micro-batches**, backward included, before the next: no
+    memory and no call is shared between them. Zero, the default, is not written.
     """
-
-    config: ParallelConfig
-    num_nodes: int
-    time_ns: int
-    floor_ns: int
-    compute_ns: int
-    kept_bytes: int
-    live_bytes: int
-    comm_bytes: int
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What baselines are told: USP's configuration, KnapFormer's fixed bags, and its best bags over a run of batches.
-
-    Empty means the policy's own rule.
-    """
-
-    usp: str = ""
-    knapformer: str = ""
-    knapformer_run: str = ""
-
-
-NO_SETUP = Setup()
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a policy solves: a batch on a cluster, priced under one engine."""
-
-    batch: Batch
-    cluster: Cluster
-    model: ModelSpec
-    prices: PriceTable
-    memory: MemoryModel
-    engine: Engine
-    setup: Setup = NO_SETUP
-
-    @cached_property
-    def options(self) -> dict[str, tuple[Option, ...]]:
-        """Options by bucket name, sorted by degree, footprint and time, whether or not they fit in memory."""
-        table = self.prices.by_bucket()
-        result = {}
-        for bucket in self.batch.buckets:
-            if (WHOLE, 1) not in table.get(bucket.name, {}):
-                raise missing_bucket(bucket, "prices")
-            options = [self._option(config, nodes, price) for (config, nodes), price in table[bucket.name].items()]
-            result[bucket.name] = tuple(
-                sorted(options, key=lambda o: (o.config.degree, o.num_nodes, o.time_ns, o.config))
-            )
-        return result
-
-    @cached_property
-    def _by_key(self) -> dict[str, dict[tuple[ParallelConfig, int], Option]]:
-        return {
-            name: {(option.config, option.num_nodes): option for option in options}
-            for name, options in self.options.items()
-        }
-
-    @cached_property
-    def counts(self) -> dict[Bucket, int]:
-        """How many sequences each bucket of the batch has, in bucket order."""
-        counts: dict[Bucket, int] = {}
-        for sequence in self.batch.sequences:
-            counts[sequence.bucket] = counts.get(sequence.bucket, 0) + 1
-        return {bucket: counts[bucket] for bucket in self.batch.buckets if bucket in counts}
-
-    def option(self, bucket: str, config: ParallelConfig, num_nodes: int) -> Option | None:
-        """The option of a bucket, or None where the table has none."""
-        return self._by_key[bucket].get((config, num_nodes))
-
-    def option_on(self, bucket: str, config: ParallelConfig, ranks: tuple[int, ...]) -> Option | None:
-        """The option for a rank set; an uneven spread over nodes is priced as the next wider footprint in the table."""
-        span = self.cluster.footprint(ranks)
-        table = self._by_key[bucket]
-        widths = sorted(
-            (nodes for (priced, nodes) in table if priced == config), key=lambda nodes: (nodes < span, nodes)
-        )
-        return table[config, widths[0]] if widths else None
-
-    def whole(self, bucket: Bucket) -> Option:
-        """The option that does not split."""
-        return self.options[bucket.name][0]
-
-    def fits_alone(self, option: Option) -> bool:
-        """Whether a rank can hold one such sequence and nothing else."""
-        return option.kept_bytes + option.live_bytes <= self.memory.room_bytes
-
-    @property
-    def packs_calls(self) -> bool:
-        """Whether the engine ever shares calls between sequences."""
-        return self.engine != "per_sequence"
-
-    def _option(self, config: ParallelConfig, nodes: int, price: Price) -> Option:
-        packable = self.engine == "coalesced" or (self.engine == "group" and config.degree == config.h)
-        own = price.launch_ns
-        if self.engine == "coalesced":
-            own = 0
-        elif packable and config.is_split:
-            own = self.shared_calls_ns(config.degree, nodes, 1)
-        keep_live = self.engine == "coalesced"
-        return Option(
-            config=config,
-            num_nodes=nodes,
-            time_ns=price.packed_ns + own,
-            floor_ns=price.packed_ns + (0 if packable else price.launch_ns),
-            compute_ns=price.packed_ns - price.exchange_ns,
-            kept_bytes=price.kept_bytes + (price.live_bytes if keep_live else 0),
-            live_bytes=0 if keep_live else price.live_bytes,
-            comm_bytes=price.comm_bytes,
-        )
-
-    def shared_calls_ns(self, num_ranks: int, num_nodes: int, num_rounds: int) -> int:
-        """A step's calls of one packed group: forward, recompute where there is one, and twice in backward."""
-        passes = 4 if self.memory.checkpoint == "full" else 3
-        once = packed_calls_ns(self.cluster, num_ranks, num_nodes, num_rounds)
-        return math.ceil(self.model.geometry.num_layers * passes * once)
-
-
-class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sequence, its configuration, and its ordered rank list."""
 
     sequence: str
     bucket: str
     config: ParallelConfig
     ranks: tuple[NonNegativeInt, ...]
+    stage: NonNegativeInt = 0
+    micro_batch: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
+        if self.config is WHOLE and len(self.ranks) == 1:
+            return
         if len(set(self.ranks)) != len(self.ranks):
             raise ValueError(f"sequence {self.sequence}: a rank stands twice in {list(self.ranks)}")
         if len(self.ranks) != self.config.degree:
@@ -184,13 +72,6 @@ class RankPrediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     memory_bytes: NonNegativeInt
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Digests of what a plan was made from."""
-
-    batch: str
-    prices: str
-
-
 class Solver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a plan was found. ``planning_ns`` is wall-clock and not part of the digest."""
 
@@ -203,7 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Where every sequence runs, what that is predicted to cost, and how far from the best it can be.
 
     ``bound_ns`` is a lower bound on the makespan of any placement under the same prices and engine; ``gap`` is
-    ``makespan / bound - 1``.
+    ``makespan / bound - 1``. The makespan is that of the slowest rank; with several stages, the sum over stages of it.
     """
 
     SCHEMA: ClassVar[str] = "zellige.plan/1"
@@ -226,6 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     bound_ns: PositiveInt
     bound: str
     gap: float
+    blocks_bound_ns: PositiveInt | None = None
     inputs: Inputs
     solver: Solver
     notes: tuple[str, ...] = ()
@@ -247,42 +129,82 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def max_over_mean(self) -> float:
-        """The slowest rank's time over the mean."""
+        """The step over the mean rank's time: the slowest rank's, and what barriers between stages add."""
         times = [prediction.time_ns for prediction in self.predicted]
-        return max(times) * len(times) / sum(times)
+        return self.makespan_ns * len(times) / sum(times)
+
+    @property
+    def parts(self) -> list[tuple[Placement, ...]]:
+        """The placements by micro-batch, in the order in which they run."""
+        return list(micro_batches(self.placements).values())
 
 
 class RankCosts(msgspec.Struct, frozen=True):
-    """Time and memory of every rank, and the bytes that all ranks receive; ``exposed_ns`` is transfer and calls."""
+    """Time and memory of every rank, and the bytes that all ranks receive; ``exposed_ns`` is transfer and calls.
+
+    ``makespan_ns`` is the longest of the times; with several stages, the sum over stages of the longest.
+    """
 
     times_ns: tuple[int, ...]
     exposed_ns: tuple[int, ...]
     memory_bytes: tuple[int, ...]
     comm_bytes: int
+    makespan_ns: int
+
+
+def micro_batches(placements: Sequence[Placement]) -> dict[tuple[int, int], tuple[Placement, ...]]:
+    """Placements by (stage, micro-batch), ascending."""
+    parts: dict[tuple[int, int], list[Placement]] = {}
+    for placement in placements:
+        parts.setdefault((placement.stage, placement.micro_batch), []).append(placement)
+    return {key: tuple(parts[key]) for key in sorted(parts)}
 
 
 def rank_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
-    """The additive model: each sequence's price on each of its ranks, and the calls that the engine makes."""
+    """The additive model: each sequence's price on each of its ranks, and the calls that the engine makes.
+
+    Times of micro-batches add up, the fullest of them is a rank's memory, and every stage takes as long as its slowest
+    rank.
+    """
+    parts = micro_batches(placements)
+    if len(parts) <= 1:
+        return _micro_batch_costs(problem, placements)
+    costs = [(stage, _micro_batch_costs(problem, part)) for (stage, _), part in parts.items()]
+    stages: dict[int, list[tuple[int, ...]]] = {}
+    for stage, cost in costs:
+        stages.setdefault(stage, []).append(cost.times_ns)
+    by_stage = [[sum(times) for times in zip(*several, strict=True)] for several in stages.values()]
+    return RankCosts(
+        times_ns=tuple(sum(times) for times in zip(*by_stage, strict=True)),
+        exposed_ns=tuple(sum(times) for times in zip(*(cost.exposed_ns for _, cost in costs), strict=True)),
+        memory_bytes=tuple(max(needs) for needs in zip(*(cost.memory_bytes for _, cost in costs), strict=True)),
+        comm_bytes=sum(cost.comm_bytes for _, cost in costs),
+        makespan_ns=sum(max(times) for times in by_stage),
+    )
+
+
+def _micro_batch_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
     num_ranks = problem.cluster.num_ranks
     times, compute, kept, live = [0] * num_ranks, [0] * num_ranks, [0] * num_ranks, [0] * num_ranks
     packed: dict[tuple[ParallelConfig, tuple[int, ...]], int] = {}
     comm = rounds = 0
-    for placement in placements:
-        option = problem.option_on(placement.bucket, placement.config, placement.ranks)
+    for (bucket, config, ranks), count in count_ways(placements).items():
+        option = problem.option_on(bucket, config, ranks)
         if option is None:
             raise MissingPriceError(
-                f"there is no price for {placement.bucket} as {placement.config}",
+                f"there is no price for {bucket} as {config}",
                 fix="a price table that holds it, or analytic prices (leave --prices out)",
             )
-        comm += option.comm_bytes
-        if placement.config.is_split:
-            rounds = max(rounds, placement.config.k)
-            if problem.engine == "group" and placement.config.degree == placement.config.h:
-                packed[placement.config, placement.ranks] = option.num_nodes
-        for rank in placement.ranks:
-            times[rank] += option.floor_ns
-            compute[rank] += option.compute_ns
-            kept[rank] += option.kept_bytes
+        comm += count * option.comm_bytes
+        if len(ranks) > 1:
+            rounds = max(rounds, config.k)
+            if problem.engine == "group" and config.degree == config.h:
+                packed[config, ranks] = option.num_nodes
+        time_ns, compute_ns, kept_bytes = count * option.floor_ns, count * option.compute_ns, count * option.kept_bytes
+        for rank in ranks:
+            times[rank] += time_ns
+            compute[rank] += compute_ns
+            kept[rank] += kept_bytes
             live[rank] = max(live[rank], option.live_bytes)
     for (config, ranks), nodes in packed.items():
         for rank in ranks:
@@ -292,7 +214,17 @@ def rank_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
         times = [time + shared for time in times]
     base = problem.memory.base_bytes
     exposed = tuple(time - work for time, work in zip(times, compute, strict=True))
-    return RankCosts(tuple(times), exposed, tuple(base + a + b for a, b in zip(kept, live, strict=True)), comm)
+    memory = tuple(base + a + b for a, b in zip(kept, live, strict=True))
+    return RankCosts(tuple(times), exposed, memory, comm, max(times))
+
+
+def count_ways(placements: Iterable[Placement]) -> dict[tuple[str, ParallelConfig, tuple[int, ...]], int]:
+    """How many sequences share each (bucket, configuration, ranks)."""
+    ways: dict[tuple[str, ParallelConfig, tuple[int, ...]], int] = {}
+    for placement in placements:
+        way = (placement.bucket, placement.config, placement.ranks)
+        ways[way] = ways.get(way, 0) + 1
+    return ways
 
 
 def make_plan(
@@ -302,13 +234,14 @@ def make_plan(
     *,
     bound: tuple[int, str],
     solver: Solver,
+    blocks_bound_ns: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """Price the placements and certify them; placements are put in the batch's order."""
     order = {sequence.id: position for position, sequence in enumerate(problem.batch.sequences)}
     ordered = tuple(sorted(placements, key=lambda placement: order[placement.sequence]))
     costs = rank_costs(problem, ordered)
-    makespan = max(costs.times_ns)
+    makespan = costs.makespan_ns
     plan = Plan(
         policy=policy,
         engine=problem.engine,
@@ -332,7 +265,8 @@ def make_plan(
         bound_ns=bound[0],
         bound=bound[1],
         gap=makespan / bound[0] - 1,
-        inputs=Inputs(batch=digest(problem.batch), prices=digest(problem.prices)),
+        blocks_bound_ns=blocks_bound_ns,
+        inputs=problem.inputs,
         solver=solver,
         notes=notes,
     )

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import msgspec
 
-from zellige.catalog import load_cluster, load_model
+from zellige.catalog import load_model
 from zellige.errors import FormatError, ModelMismatchError, ProgramError
 from zellige.files import convert, decode_json, parse_json, read_text
 from zellige.placement import Plan, Problem, RankCosts, plan_digest, rank_costs
 from zellige.plan.bounds import best_bound
+from zellige.plan.room import room_need
 from zellige.prices import PriceTable, legal_configs
 from zellige.program import lower
 from zellige.program_checks import check_program
+from zellige.schedule import Schedule
 from zellige.shards import legal_heads
-from zellige.sources import Options, build_problem
+from zellige.sim.what_if import base_name, changes
+from zellige.sources import Options, build_problem, changed_cluster
 from zellige.units import format_bytes, format_time
 from zellige.workload import Batch, make_bucket, parse_shape
 from zellige.workload import Sequence as TrainingSequence
@@ -51,7 +54,11 @@ def check_plan(plan: Plan, where: str, options: Options, timeout_s: float = COLL
     if over > 0:
         findings.append(
             Finding(
-                code="ZL204", where=where, message=f"the fullest rank is {format_bytes(over)} over its memory", fix=""
+                code="ZL204",
+                where=where,
+                message=f"the fullest rank is {format_bytes(over)} over its memory",
+                fix=f"plan --micro-steps auto: {max(2, room_need(problem).least_micro_steps)} micro-steps or more;"
+                " or a policy that splits, as portfolio",
             )
         )
     return findings
@@ -86,11 +93,11 @@ def _figure_findings(plan: Plan, problem: Problem, costs: RankCosts, where: str)
         "times of ranks": ([p.time_ns for p in plan.predicted], list(costs.times_ns)),
         "communication of ranks": ([p.communication_ns for p in plan.predicted], list(costs.exposed_ns)),
         "memory of ranks": ([p.memory_bytes for p in plan.predicted], list(costs.memory_bytes)),
-        "makespan": (plan.makespan_ns, max(costs.times_ns)),
+        "makespan": (plan.makespan_ns, costs.makespan_ns),
         "bytes moved": (plan.comm_bytes, costs.comm_bytes),
         "memory of a GPU": (plan.memory_limit_bytes, limit),
         "fits": (plan.fits, max(costs.memory_bytes) <= limit),
-        "bound": (plan.bound_ns, bound if own else min(max(plan.bound_ns, bound), max(costs.times_ns))),
+        "bound": (plan.bound_ns, bound if own else min(max(plan.bound_ns, bound), costs.makespan_ns)),
         "gap": (plan.gap, plan.makespan_ns / plan.bound_ns - 1),
     }
     return [
@@ -105,17 +112,40 @@ def _figure_findings(plan: Plan, problem: Problem, costs: RankCosts, where: str)
 
 
 def load_plan(path: str) -> Plan:
-    """Read a plan file."""
-    return decode_json(read_text(Path(path)), Plan, path)
+    """Read a plan file, or one plan of a schedule or of a stream: ``schedule.json#2``, ``plans.jsonl#17`` (from 1)."""
+    name, mark, number = path.rpartition("#")
+    if mark and number.isascii() and number.isdecimal() and not Path(path).exists():
+        return _plan_of_many(name, int(number))
+    text = read_text(Path(path))
+    if Path(path).suffix == ".jsonl":
+        raise FormatError("a stream holds many plans", where=path, fix=f"{path}#1 is its first")
+    raw = parse_json(text, path)
+    if isinstance(raw, dict) and raw.get("schema") == Schedule.SCHEMA:
+        raise FormatError("a schedule holds a plan for each micro-step", where=path, fix=f"{path}#1 is its first")
+    return convert(raw, Plan, path)
+
+
+def _plan_of_many(path: str, number: int) -> Plan:
+    text = read_text(Path(path))
+    in_lines = Path(path).suffix == ".jsonl"
+    plans = text.splitlines() if in_lines else decode_json(text, Schedule, path).plans
+    if not 1 <= number <= len(plans):
+        raise FormatError(f"there is no plan {number}", where=path, fix=f"1 to {len(plans)}")
+    found = plans[number - 1]
+    return found if isinstance(found, Plan) else decode_json(found, Plan, f"{path}:{number}")
 
 
 def plan_problem(plan: Plan, where: str, options: Options) -> Problem:
     """The problem that a plan answers, rebuilt from the plan itself; --model and --cluster name files of one's own."""
     model = load_model(options.model or plan.model)
-    cluster = load_cluster(options.cluster or plan.cluster)
+    cluster = changed_cluster(options.cluster or base_name(plan.cluster), options)
     for label, found, wanted in (("model", model.name, plan.model), ("cluster", cluster.name, plan.cluster)):
         if found != wanted:
-            raise ModelMismatchError(f"the plan is for {label} {wanted!r}, not {found!r}", where=where)
+            changed = changes(plan.cluster) if label == "cluster" else ()
+            given = " ".join(f"--device {c[7:]}" if c.startswith("device=") else f"--set {c}" for c in changed)
+            raise ModelMismatchError(
+                f"the plan is for {label} {wanted!r}, not {found!r}", where=where, fix=given or f"--{label} of the plan"
+            )
     buckets = {}
     for placement in plan.placements:
         if placement.bucket not in buckets:
@@ -180,9 +210,11 @@ def _placement_findings(plan: Plan, problem: Problem, where: str) -> list[Findin
 
 
 def _program_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]:
-    """What the lowered program breaks: matching collectives, one order, conservation of tokens and rows."""
+    """What the lowered programs (one a micro-batch) break: matching collectives, one order, conservation of rows."""
+    parts = plan.parts
     try:
-        check_program(lower(plan, problem))
+        for part in [plan] if len(parts) == 1 else parts:
+            check_program(lower(part, problem))
     except ProgramError as error:
         return [Finding(code=error.code, where=where, message=error.message, fix=error.fix)]
     return []

@@ -36,7 +36,7 @@ from zellige.lowering import (
     make_works,
 )
 from zellige.memory import Checkpoint
-from zellige.placement import Engine, Placement, Plan, Problem
+from zellige.placement import Engine, Placement, Plan, Problem, micro_batches
 from zellige.program_parts import PASSES, Exchange, Group, Message, Op, Pass, Range, RankWork, Segment, Task
 from zellige.shards import RING_GRADIENT_BYTES, WIRE_BYTES, AttentionShape
 from zellige.units import format_bytes, format_count
@@ -187,9 +187,16 @@ def _describe(program: Program) -> Iterator[str]:
 def lower(plan: Plan | Iterable[Placement], problem: Problem) -> Program:
     """The program of a plan (for the plan's engine), or of bare placements (for the problem's).
 
-    Raises :class:`ProgramError` for a placement outside the batch or the cluster.
+    Raises :class:`ProgramError` for a placement outside the batch or the cluster, and for several micro-batches, which
+    are as many programs.
     """
     placements = plan.placements if isinstance(plan, Plan) else tuple(plan)
+    parts = len(micro_batches(placements))
+    if parts > 1:
+        raise ProgramError(
+            f"the plan runs {parts} micro-batches one after another, and a program is a layer of one",
+            fix="a policy without micro-batches, or lower each of Plan.parts for itself",
+        )
     lengths = {s.id: problem.model.sequence_length(s.bucket.num_tokens) for s in problem.batch.sequences}
     unknown = [placement.sequence for placement in placements if placement.sequence not in lengths]
     if unknown:
