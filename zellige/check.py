@@ -10,8 +10,16 @@ from typing import Any
 import msgspec
 
 from zellige.bucket_sets import BucketSet, bucket_memory
-from zellige.catalog import load_bucket_set, load_cluster, load_device, load_generator, load_model, names
-from zellige.cluster import Cluster, Device
+from zellige.catalog import (
+    load_bucket_set,
+    load_cluster,
+    load_collectives,
+    load_device,
+    load_generator,
+    load_model,
+    names,
+)
+from zellige.cluster import Cluster, Device, MeasuredTables
 from zellige.errors import SchemaVersionError, UsageError
 from zellige.files import convert, decode_toml, parse_json, printable, read_text
 from zellige.generate import BatchGenerator
@@ -20,7 +28,9 @@ from zellige.model import ModelSpec
 from zellige.placement import Option, Plan
 from zellige.plan_check import COLLECTIVE_TIMEOUT_S, Finding, check_plan
 from zellige.prices import PriceTable
-from zellige.sources import Options, batches_of, build_problem, read_source
+from zellige.schedule import Schedule
+from zellige.schedule_check import check_plan_lines, check_schedule, holds_plans
+from zellige.sources import Options, batches_of, build_problem, changed_cluster, read_source
 from zellige.units import ceil_div, format_bytes
 from zellige.workload import Batch, Bucket, Clip, Drop, training_frames
 
@@ -38,6 +48,9 @@ def check_file(argument: str, options: Options, batch_size: int = 0, timeout_s: 
     path = Path(argument)
     if path.suffix == ".json":
         return _check_json(argument, options, timeout_s)
+    if path.suffix == ".jsonl" and holds_plans(path):
+        findings, number = check_plan_lines(argument, options, timeout_s)
+        return Report(file=printable(argument), findings=tuple(findings), summary=(f"{number} plans",))
     if argument in names("buckets"):
         return check_bucket_set(load_bucket_set(argument), argument, options)
     if (
@@ -56,7 +69,7 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
         raise UsageError(f"{source.label} does not say for which model", fix="--model wan2.1-t2v-1.3b")
     model = load_model(options.model or source.model)
     cluster_name = options.cluster or source.cluster
-    cluster = load_cluster(cluster_name) if cluster_name else None
+    cluster = changed_cluster(cluster_name, options) if cluster_name else None
     findings: list[Finding] = []
     summary: list[str] = []
     for batch, drops in batches_of(source, model, options):
@@ -213,7 +226,7 @@ def memory_findings(
     room = memory.room_bytes * cluster.num_ranks
     if kept > room:
         message = f"the batch keeps {format_bytes(kept)} until backward; all ranks together have {format_bytes(room)}"
-        fix = f"{ceil_div(kept, room)} steps instead of one, or more ranks"
+        fix = f"plan --micro-steps auto: {ceil_div(kept, room)} micro-steps or more; or more ranks"
         findings.append(Finding(code="ZL204", where=batch.name, message=message, fix=fix))
     return lines, findings
 
@@ -239,7 +252,7 @@ def check_bucket_set(bucket_set: BucketSet, where: str, options: Options) -> Rep
         return Report(
             file=printable(where), findings=tuple(findings), summary=(f"{len(bucket_set.patterns())} shapes",)
         )
-    cluster = load_cluster(options.cluster)
+    cluster = changed_cluster(options.cluster, options)
     memory = memory_model(model, cluster, bucket_set.sharding, "full")
     rows = bucket_memory(bucket_set, model, memory.room_bytes)
     left = format_bytes(memory.room_bytes)
@@ -269,13 +282,21 @@ def _check_json(argument: str, options: Options, timeout_s: float) -> Report:
         return Report(
             file=printable(argument), findings=tuple(check_plan(plan, argument, options, timeout_s)), summary=(summary,)
         )
+    if isinstance(schema, str) and schema.startswith("zellige.schedule/"):
+        schedule = convert(raw, Schedule, argument)
+        summary = (
+            f"schedule by {schedule.policy}: {schedule.num_sequences} sequences in {schedule.num_micro_steps}"
+            f" micro-steps on {schedule.cluster}, gap {100 * schedule.gap:.2f} %"
+        )
+        found = check_schedule(schedule, argument, options, timeout_s)
+        return Report(file=printable(argument), findings=tuple(found), summary=(summary,))
     if isinstance(schema, str) and schema.startswith("zellige.prices/"):
         table = convert(raw, PriceTable, argument)
         return Report(
             file=printable(argument), findings=(), summary=(f"{len(table.rows)} prices, {', '.join(table.sources)}",)
         )
     raise SchemaVersionError(
-        "the file is neither a plan nor a price table", where=argument, fix="clip lists are .jsonl or .csv"
+        "the file is no plan, no schedule and no price table", where=argument, fix="clip lists are .jsonl or .csv"
     )
 
 
@@ -283,7 +304,7 @@ def _check_catalog(path: Path, options: Options) -> Report | None:
     """Check a catalog file; None for a workload, whose clips are checked as a batch."""
     raw: dict[str, Any] = decode_toml(read_text(path), dict, path.name)
     schema = str(raw.get("schema", "")).split("/")[0]
-    noun: ModelSpec | Device | Cluster | BatchGenerator
+    noun: ModelSpec | Device | Cluster | MeasuredTables | BatchGenerator
     if schema == "zellige.buckets":
         return check_bucket_set(load_bucket_set(str(path)), str(path), options)
     if schema == "zellige.model":
@@ -292,6 +313,8 @@ def _check_catalog(path: Path, options: Options) -> Report | None:
         noun = load_device(str(path))
     elif schema == "zellige.cluster":
         noun = load_cluster(str(path))
+    elif schema == "zellige.collectives":
+        noun = load_collectives(str(path))
     elif schema == "zellige.generator":
         noun = load_generator(str(path))
     else:

@@ -274,6 +274,19 @@ class WireBytesError(MissingExtraError):
     exit_code = 70
 
 
+class LostPlannerError(MissingExtraError):
+    """A planning process that ended, or fell silent, while batches waited for their plans."""
+
+    code = "ZL620"
+
+
+class BadTimingError(ZelligeError):
+    """A measured time that cannot be one: zero, negative, or no number."""
+
+    code = "ZL630"
+    exit_code = 6
+
+
 class InternalError(ZelligeError):
     """A broken invariant inside Zellige: a bug to report."""
 

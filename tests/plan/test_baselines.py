@@ -26,10 +26,11 @@ KNAPFORMER = ("knapformer-oracle", "knapformer-best", "knapformer")
 
 
 def longest_first(problem: Problem, time_of: dict[str, int], num_groups: int) -> list[int]:
-    """The group of each sequence: the longest first, to the group with the least so far."""
+    """The group of each sequence: the longest first (equal ones by bucket), to the group with the least so far."""
     loads = [0] * num_groups
     group_of = {}
-    for sequence in sorted(problem.batch.sequences, key=lambda s: time_of[s.bucket.name], reverse=True):
+    by_bucket = sorted(problem.batch.sequences, key=lambda s: problem.batch.buckets.index(s.bucket))
+    for sequence in sorted(by_bucket, key=lambda s: time_of[s.bucket.name], reverse=True):
         least = loads.index(min(loads))
         loads[least] += time_of[sequence.bucket.name]
         group_of[sequence.id] = least

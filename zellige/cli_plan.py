@@ -1,0 +1,150 @@
+"""The plan command: one batch, in micro-steps where one step cannot hold it, or a run of batches ahead of a trainer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zellige.cli_support import (
+    BatchArguments,
+    BatchesOption,
+    BucketsOption,
+    CheckpointChoice,
+    CheckpointOption,
+    ClusterOption,
+    DeviceOption,
+    EngineOption,
+    JsonOption,
+    KeepFpsOption,
+    KnapformerOption,
+    ModelOption,
+    PricesOption,
+    SeedOption,
+    SetOption,
+    ShardingChoice,
+    ShardingOption,
+    UspOption,
+    complete_policy,
+    planning_options,
+    print_json,
+    print_lines,
+    warn_drops,
+    warn_resampling,
+)
+from zellige.errors import UsageError
+
+
+def plan_command(
+    arguments: BatchArguments,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan or plans.")] = None,
+    policy: Annotated[
+        str, typer.Option("--policy", help="Which policy plans.", autocompletion=complete_policy)
+    ] = "portfolio",
+    micro_steps: Annotated[
+        str, typer.Option("--micro-steps", help="auto or a number: accumulate gradients where one step is too small.")
+    ] = "",
+    stream: Annotated[bool, typer.Option("--stream", help="Plan a run of batches, one JSON line each.")] = False,
+    ahead: Annotated[int | None, typer.Option("--ahead", min=1, help="Batches under way with --stream (4).")] = None,
+    cluster: ClusterOption = "",
+    model: ModelOption = "",
+    sharding: ShardingOption = ShardingChoice.ZERO3,
+    checkpoint: CheckpointOption = CheckpointChoice.FULL,
+    engine: EngineOption = None,
+    buckets: BucketsOption = "",
+    keep_fps: KeepFpsOption = False,
+    prices: PricesOption = "",
+    usp: UspOption = "",
+    knapformer: KnapformerOption = "",
+    batches: BatchesOption = 1,
+    seed: SeedOption = 0,
+    settings: SetOption = None,
+    device: DeviceOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Plan a batch and write the plan: which ranks run each sequence, under which split.
+
+    --micro-steps splits a batch that one step cannot hold. --stream plans many batches ahead, a line each as they come.
+    """
+    from zellige.plan import find_policy
+    from zellige.sources import read_source
+
+    find_policy(policy)
+    steps = _micro_steps(micro_steps)
+    if stream and micro_steps:
+        raise UsageError("--stream plans single steps", fix="plan the batches that need --micro-steps one by one")
+    if ahead is not None and not stream:
+        raise UsageError("--ahead is for --stream", fix="leave it out")
+    options = planning_options(
+        cluster, model, sharding, checkpoint, engine, buckets, keep_fps, prices, usp, knapformer, batches, seed,
+        settings, device,
+    )  # fmt: skip
+    sources = [read_source(argument, options) for argument in arguments]
+    if stream:
+        _plan_run(sources, options, policy, ahead, output)
+    else:
+        _plan_one(sources, options, policy, steps, output, json)
+
+
+AUTO = 0
+"""As many micro-steps as needed; 1 is a single step."""
+
+
+def _micro_steps(text: str) -> int:
+    """What --micro-steps asks for: a number, or AUTO."""
+    if not text:
+        return 1
+    if text == "auto":
+        return AUTO
+    if text.isascii() and text.isdecimal() and int(text[:9]) >= 1 and len(text) <= 9:
+        return int(text)
+    raise UsageError(f"--micro-steps {text} is no number of micro-steps", fix="--micro-steps auto, or 1 or more")
+
+
+def _plan_one(sources: list[Any], options: Any, policy: str, steps: int, output: Path | None, json: bool) -> None:
+    from zellige.files import readable_json, write_text
+    from zellige.plan.micro_steps import micro_steps_advice, plan_in_steps, plan_one_step, policy_planner
+    from zellige.report import plan_lines, schedule_lines
+    from zellige.schedule import Schedule
+    from zellige.sources import build_problems
+
+    problems = [problem for source in sources for problem in build_problems(source, options, warn_drops)]
+    warn_resampling(problems, sources, options)
+    if len(problems) > 1:
+        raise UsageError(f"these are {len(problems)} batches", fix="--stream plans a run of them, compare takes many")
+    problem, planner = policy_planner(problems[0], policy, options.engine)
+    result = plan_one_step(problem, planner) if steps == 1 else plan_in_steps(problem, planner, steps or None)
+    if output is not None:
+        write_text(output, readable_json(result))
+    lines = schedule_lines(result) if isinstance(result, Schedule) else plan_lines(result)
+    if json:
+        print_json(result)
+    else:
+        print_lines([*lines, *([f"written to {output}"] if output else [])])
+    if not result.fits:
+        sys.stderr.write(f"one step does not hold the batch; try: {micro_steps_advice(problem, planner)}\n")
+        raise typer.Exit(1)
+
+
+def _plan_run(sources: list[Any], options: Any, policy: str, ahead: int | None, output: Path | None) -> None:
+    from zellige.lines import LineWriter
+    from zellige.plan.stream import DEFAULT_AHEAD, plan_line, plan_stream
+    from zellige.sources import each_problem
+
+    problems = (problem for source in sources for problem in each_problem(source, options, warn_drops))
+    done, unfit = 0, []
+    run = plan_stream(problems, policy, engine=options.engine, ahead=ahead or DEFAULT_AHEAD)
+    with LineWriter(output) as lines, run as plans:
+        for plan in plans:
+            lines.write(plan_line(plan))
+            done += 1
+            if not plan.fits:
+                unfit.append(plan.batch)
+    sys.stderr.write(f"{done} plans, {run.kept} of them dealt from kept ones\n")
+    if unfit:
+        sys.stderr.write(
+            f"{len(unfit)} do not fit in memory, the first for {unfit[0]}; try: plan it with --micro-steps\n"
+        )
+        raise typer.Exit(1)

@@ -1,0 +1,90 @@
+"""Results that come one by one: every line is written whole and at once, to a file or to standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO, Self
+
+from zellige.errors import FileError
+
+
+class LineWriter:
+    """Lines into a file that is begun anew, or (no path) to standard output; :class:`FileError` where that fails.
+
+    A Ctrl-C waits until the line being written is out. Where the disk is full, what was written of the line goes again.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        if path is not None:
+            try:
+                self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+            except (OSError, ValueError) as error:
+                raise self._failed(error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, line: bytes) -> None:
+        """Write a line, which ends with its line feed."""
+        with _interrupt_deferred():
+            if self._file is None:
+                sys.stdout.write(line.decode())
+                sys.stdout.flush()
+                return
+            try:
+                _write_all(self._file, line)
+            except OSError as error:
+                raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> FileError:
+        reason = getattr(error, "strerror", None) or error
+        return FileError(f"cannot write {str(self._path)!r}: {reason}")
+
+
+def _write_all(file: BinaryIO, line: bytes) -> None:
+    written = 0
+    try:
+        while written < len(line):
+            written += file.write(line[written:])
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fileno(), file.tell() - written)
+        raise
+
+
+@contextlib.contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Let a first SIGINT wait until the block is done; a second one acts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        yield
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, handler)
+        waiting.append((number, frame))
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    for number, frame in waiting:
+        handler(number, frame)
