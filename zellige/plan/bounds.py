@@ -7,10 +7,13 @@ sequence has an option with ``floor_ns <= T``, and the work of the cheapest such
 
 from __future__ import annotations
 
-from zellige.placement import Option, Problem
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from zellige.placement import Problem
 from zellige.units import ceil_div
 
-Choices = list[tuple[int, list[tuple[int, int]]]]
+Choices = Sequence[tuple[int, Sequence[tuple[int, int]]]]
 
 
 def area_bound(problem: Problem) -> int:
@@ -26,17 +29,20 @@ def indivisible_bound(problem: Problem) -> int:
 
 def canonical_bound(problem: Problem) -> int:
     """B3: the least integer T for which every sequence has an option within T and the work fits, in nanoseconds."""
-    choices = _choices(problem)
-    num_ranks = problem.cluster.num_ranks
-    low = max(indivisible_bound(problem), area_bound(problem))
-    high = max(low, ceil_div(sum(count * options[0][1] for count, options in choices), 1))
-    while low < high:
-        middle = (low + high) // 2
-        if _work_within(choices, middle) <= num_ranks * middle:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return least_time(_choices(problem), problem.cluster.num_ranks)
+
+
+def least_time(choices: Choices, num_ranks: int) -> int:
+    """B3 of (count, [(time, least work within it)]): the work is constant between the options' times."""
+    low = max(options[0][0] for _, options in choices)
+    work = _work_within(choices, low)
+    if work <= num_ranks * low:
+        return low
+    steps = sorted({time for _, options in choices for time, _ in options if low < time <= ceil_div(work, num_ranks)})
+    first = bisect_left(steps, True, key=lambda time: _work_within(choices, time) <= num_ranks * time)
+    before = steps[first - 1] if first else low
+    reached = ceil_div(_work_within(choices, before), num_ranks)
+    return min(reached, steps[first]) if first < len(steps) else reached
 
 
 def best_bound(problem: Problem) -> tuple[int, str]:
@@ -49,22 +55,13 @@ def best_bound(problem: Problem) -> tuple[int, str]:
 
 def _choices(problem: Problem) -> Choices:
     """(count, [(time, work)]) for each bucket of the batch: the options of least work, by increasing time."""
-    return [(count, _pareto(problem.options[bucket.name])) for bucket, count in problem.counts.items()]
-
-
-def _pareto(options: tuple[Option, ...]) -> list[tuple[int, int]]:
-    """Options that no faster one beats in work: time rises, work falls."""
-    pairs = sorted((option.floor_ns, option.floor_ns * option.config.degree) for option in options)
-    kept: list[tuple[int, int]] = []
-    for time, work in pairs:
-        if not kept or work < kept[-1][1]:
-            kept.append((time, work))
-    return kept
+    return [(count, problem.work_fronts[bucket.name]) for bucket, count in problem.counts.items()]
 
 
 def _work_within(choices: Choices, limit: int) -> int:
     """The least total work of options within a time limit; the limit must allow one for every bucket."""
-    total = 0
-    for count, options in choices:
-        total += count * next(work for time, work in reversed(options) if time <= limit)
-    return total
+    return sum(count * options[bisect_right(options, limit, key=_time) - 1][1] for count, options in choices)
+
+
+def _time(option: tuple[int, int]) -> int:
+    return option[0]

@@ -10,15 +10,25 @@ from collections.abc import Callable
 import msgspec
 
 from zellige.errors import UnknownNameError
-from zellige.placement import Engine, Plan, Problem, plan_digest
+from zellige.placement import Engine, Plan, Problem
 from zellige.plan.adaptive_load import plan_adaptive_load
 from zellige.plan.baselines import plan_dp, plan_static, plan_usp
+from zellige.plan.bytescale import plan_bytescale_hdp
+from zellige.plan.dcp import plan_dcp
+from zellige.plan.deal import by_bucket, deal
 from zellige.plan.disjoint import plan_disjoint
+from zellige.plan.fcp import plan_fcp
+from zellige.plan.flexsp import plan_flexsp, plan_flexsp_16
+from zellige.plan.hotspa import plan_hotspa
+from zellige.plan.hydraulis import plan_hydraulis
 from zellige.plan.joint import plan_joint, plan_joint_naive
 from zellige.plan.karmarkar_karp import plan_dp_kk
 from zellige.plan.knapformer import plan_knapformer, plan_knapformer_best, plan_knapformer_oracle
+from zellige.plan.loongtrain import plan_loongtrain_2d
+from zellige.plan.megatron_hybrid_cp import plan_megatron_hybrid_cp
 from zellige.plan.portfolio import plan_portfolio
 from zellige.plan.two_stage import plan_zellige_paper
+from zellige.plan.zellige import plan_zellige
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -44,6 +54,9 @@ POLICIES: dict[str, Policy] = {
     "knapformer": Policy(plan_knapformer, "group", "fixed disjoint bags, packed Ulysses in each (the set-up's bags)"),
     "knapformer-best": Policy(plan_knapformer_best, "group", "the best bags, the same for all batches of the run"),
     "knapformer-oracle": Policy(plan_knapformer_oracle, "group", "the best bags for this very batch"),
+    "zellige": Policy(
+        plan_zellige, "coalesced", "search over aligned blocks with divisible fillers, certified, in milliseconds", True
+    ),
     "zellige-paper": Policy(
         plan_zellige_paper, "group", "catalog cut, anchors by CP-SAT, greedy fillers, with the paper's engine", True
     ),
@@ -60,22 +73,38 @@ POLICIES: dict[str, Policy] = {
     "joint-naive": Policy(
         plan_joint_naive, "group", "the same, one binary a sequence, option and rank set (often no plan)", True
     ),
+    "flexsp": Policy(plan_flexsp, "group", "FlexSP: unequal power-of-two groups by a mixed-integer programme"),
+    "flexsp-16": Policy(plan_flexsp_16, "group", "FlexSP with lengths rounded up to 16 buckets"),
+    "fcp": Policy(plan_fcp, "group", "FCP-like: groups of any degree by dynamic programming"),
+    "megatron-hybrid-cp": Policy(
+        plan_megatron_hybrid_cp, "per_sequence", "Megatron's hybrid context parallelism: micro-steps with barriers"
+    ),
+    "bytescale-hdp": Policy(
+        plan_bytescale_hdp, "per_sequence", "ByteScale: the fewest ranks a sequence needs, on the least loaded"
+    ),
+    "hydraulis": Policy(plan_hydraulis, "group", "Hydraulis, stage 1: the best of 100 greedy trials on mixed groups"),
+    "hotspa": Policy(plan_hotspa, "group", "HotSPa: lengths one after another, each under its own equal groups"),
+    "dcp": Policy(plan_dcp, "coalesced", "DCP-like: blocks placed by hypergraph partitioning (extra dcp)"),
+    "loongtrain-2d": Policy(plan_loongtrain_2d, "per_sequence", "LoongTrain: head x context parallel on all ranks"),
 }
 
 
 def plan_batch(problem: Problem, policy: str, engine: Engine | None = None) -> Plan:
-    """Plan a batch by a policy's name, under the policy's own engine unless one is given; records the planning time."""
+    """Plan a batch by a policy's name, under the policy's own engine unless one is given; records the planning time.
+
+    The plan depends on how many sequences of each bucket there are; those of one bucket take its places in batch order.
+    """
     entry = find_policy(policy)
     engine = engine or entry.engine
-    posed = problem if problem.engine == engine else dataclasses.replace(problem, engine=engine)
-    _ = posed.options
+    posed = by_bucket(problem if problem.engine == engine else dataclasses.replace(problem, engine=engine))
+    posed.prepare()
     started = time.perf_counter_ns()
     plan = entry.plan(posed)
     elapsed = time.perf_counter_ns() - started
     named = msgspec.structs.replace(
         plan, policy=policy, solver=msgspec.structs.replace(plan.solver, planning_ns=elapsed)
     )
-    return msgspec.structs.replace(named, digest=plan_digest(named))
+    return deal(named, problem)
 
 
 def find_policy(name: str) -> Policy:

@@ -1,0 +1,232 @@
+"""How good and how fast planners are: makespans, gaps and planning times on fixed seeded suites.
+
+    python benchmarks/planner.py [--suite NAME ...] [--policies NAME ...] [--repeat N] [--json]
+
+Suites: ``paper`` (the 24 batches of arXiv 2608.01150, inferred), ``random16`` and ``random32`` (4, 8 or 12 videos with
+50, 200 or 400 images, light to heavy), ``slow`` (the same 16 ranks with an eighth of the link and network bandwidth),
+``memory`` (usable memory scaled until whole sequences fill 70 to 95 % of it), ``scale`` (64 to 4,096 ranks), ``curve``
+(1,024 ranks, 4,000 to 64,000 images).
+
+Gaps are to B3, a bound for any rank sets, and to the bound within aligned blocks where a plan states one. Times are
+minima over repeats; beside them they stand in calibration loops (20,000 rounds of integer work, timed just before and
+after), for comparison between machines and on busy ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from zellige.catalog import load_cluster, load_model
+from zellige.cluster import Cluster
+from zellige.errors import ZelligeError
+from zellige.placement import Plan, Problem
+from zellige.plan import plan_batch
+from zellige.sim.what_if import apply_setting
+from zellige.sources import Options, batches_of, build_problem, load_setting, read_source
+from zellige.workload import Clip, build_batch
+
+MODEL = "wan2.1-t2v-1.3b"
+IMAGES = [(256, 256), (512, 512), (832, 480), (1024, 1024), (1280, 720), (1920, 1080)]
+VIDEOS = {
+    "light": [(832, 480, 33), (832, 480, 81), (1280, 720, 33)],
+    "mixed": [(832, 480, 81), (1280, 720, 81), (1280, 720, 161), (1920, 1080, 81)],
+    "heavy": [(1280, 720, 161), (1920, 1080, 161), (1920, 1080, 241)],
+}
+PAPER = ("paper-10s-low", "paper-10s-high", "paper-15s-a800x16", "paper-15s-a6000x32")
+SHARES = (35, 40, 45, 50, 55, 60)
+USES = (0.70, 0.80, 0.85, 0.90, 0.95)
+SCALES = (64, 256, 1024, 4096)
+CURVE = (4000, 8000, 16_000, 32_000, 64_000)
+CALIBRATION = 20_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", nargs="+", default=["paper", "random16", "random32", "slow", "memory"])
+    parser.add_argument("--policies", nargs="+", default=["zellige", "static-coalesced", "dp"])
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = [
+        measure(suite, name, problem, policy, arguments.repeat)
+        for suite in arguments.suite
+        for name, problem in suite_problems(suite)
+        for policy in arguments.policies
+    ]
+    unit = calibrate()
+    if arguments.json:
+        print(json.dumps({"calibration_ms": unit, "rows": rows}, indent=2))
+        return
+    for row in rows:
+        print(as_line(row))
+    print(f"\ncalibration loop: {unit:.1f} ms")
+    for suite in arguments.suite:
+        for policy in arguments.policies:
+            print_summary(suite, policy, rows)
+        print_losses(suite, rows)
+
+
+def suite_problems(suite: str) -> Iterator[tuple[str, Problem]]:
+    """The named batches of a suite, priced."""
+    if suite == "paper":
+        for name in [f"{prefix}-v{share}" for prefix in PAPER for share in SHARES]:
+            source = read_source(name, Options())
+            cluster, model = load_setting(source, Options())
+            batch, _ = next(iter(batches_of(source, model, Options())))
+            yield name, build_problem(batch, cluster=cluster, model=model)
+    elif suite in ("random16", "slow", "memory"):
+        yield from random_problems(suite, load_cluster("a800x16"))
+    elif suite == "random32":
+        yield from random_problems(suite, sized(load_cluster("a800x16"), 32))
+    elif suite == "scale":
+        for num_ranks in SCALES:
+            cluster = sized(load_cluster("a800x16"), num_ranks)
+            for kind in ("mixed", "heavy"):
+                parts = num_ranks // 16
+                yield f"{num_ranks}-{kind}", mixed_problem(cluster, 12 * parts, 250 * parts, kind)
+    elif suite == "curve":
+        cluster = sized(load_cluster("a800x16"), 1024)
+        for images in CURVE:
+            yield f"{images} images", mixed_problem(cluster, 768, images, "mixed")
+    else:
+        raise SystemExit(f"no suite {suite!r}")
+
+
+def random_problems(suite: str, cluster: Cluster) -> Iterator[tuple[str, Problem]]:
+    if suite == "slow":
+        for setting in ("link.bandwidth=0.125x", "nic.bandwidth=0.125x"):
+            cluster = apply_setting(cluster, setting)
+    for videos in (4, 8, 12):
+        for images in (50, 200, 400):
+            for kind in VIDEOS:
+                name = f"{videos}v{images}i-{kind}"
+                problem = mixed_problem(
+                    cluster, videos * cluster.num_ranks // 16, images * cluster.num_ranks // 16, kind
+                )
+                if suite != "memory":
+                    yield name, problem
+                    continue
+                for use in USES:
+                    yield f"{name}@{use:.2f}", with_use(problem, use)
+
+
+def mixed_problem(cluster: Cluster, videos: int, images: int, kind: str) -> Problem:
+    """Clips drawn by a seed that the sizes make."""
+    chance = random.Random(f"{videos}/{images}/{kind}")
+    clips = [
+        Clip(id=f"v{index}", width=w, height=h, num_frames=frames)
+        for index, (w, h, frames) in enumerate(chance.choices(VIDEOS[kind], k=videos))
+    ]
+    clips += [
+        Clip(id=f"i{index}", width=w, height=h, num_frames=1)
+        for index, (w, h) in enumerate(chance.choices(IMAGES, k=images))
+    ]
+    batch, _ = build_batch(kind, clips, load_model(MODEL))
+    return build_problem(batch, cluster=cluster, model=MODEL)
+
+
+def sized(cluster: Cluster, num_ranks: int) -> Cluster:
+    """The cluster with another number of nodes."""
+    nodes = num_ranks // cluster.ranks_per_node
+    return msgspec.structs.replace(cluster, name=f"{cluster.name}-as-{num_ranks}", num_nodes=nodes)
+
+
+def with_use(problem: Problem, use: float) -> Problem:
+    """The problem with as much memory as lets all sequences, whole, fill a part of it (and the longest fit split)."""
+    need = (
+        sum(problem.whole(bucket).kept_bytes * count for bucket, count in problem.counts.items())
+        / problem.cluster.num_ranks
+    )
+    memory = msgspec.structs.replace(problem.memory, usable_bytes=problem.memory.base_bytes + int(need / use))
+    return dataclasses.replace(problem, memory=memory)
+
+
+def measure(suite: str, name: str, problem: Problem, policy: str, repeat: int) -> dict[str, Any]:
+    """A plan's figures, and the least of its planning times."""
+    plans: list[Plan] = []
+    row: dict[str, Any] = {"suite": suite, "batch": name, "policy": policy}
+    row["sequences"], row["ranks"] = len(problem.batch.sequences), problem.cluster.num_ranks
+    units = []
+    try:
+        for _ in range(repeat):
+            before = calibrate()
+            plans.append(plan_batch(problem, policy, "coalesced"))
+            units.append((before + calibrate()) / 2)
+    except ZelligeError as error:
+        return {**row, "error": str(error).splitlines()[0]}
+    plan = plans[0]
+    blocks = plan.makespan_ns / plan.blocks_bound_ns - 1 if plan.blocks_bound_ns else None
+    return {
+        **row,
+        "seconds": plan.makespan_ns / 1e9,
+        "fits": plan.fits,
+        "gap": plan.gap,
+        "blocks_gap": blocks,
+        "planning_ms": min(p.solver.planning_ns for p in plans) / 1e6,
+        "loops": min(p.solver.planning_ns / 1e6 / unit for p, unit in zip(plans, units, strict=True)),
+    }
+
+
+def as_line(row: dict[str, Any]) -> str:
+    head = f"{row['suite']:9} {row['batch']:26} {row['policy']:24} {row['sequences']:6} "
+    if "error" in row:
+        return head + str(row["error"])
+    blocks = "      -" if row["blocks_gap"] is None else f"{row['blocks_gap']:7.2%}"
+    full = "" if row["fits"] else "  over memory"
+    times = f"{row['planning_ms']:8.2f} ms {row['loops']:7.2f} loops"
+    return head + f"{row['seconds']:10.2f} s  B3 {row['gap']:7.2%}  blocks {blocks} {times}{full}"
+
+
+def print_summary(suite: str, policy: str, rows: list[dict[str, Any]]) -> None:
+    mine = [row for row in rows if (row["suite"], row["policy"]) == (suite, policy)]
+    good = [row for row in mine if row.get("fits")]
+    print(f"{suite:9} {policy:24} {len(good)} of {len(mine)} fit", end="")
+    if good:
+        for label, values in (
+            ("B3", [float(row["gap"]) for row in good]),
+            ("blocks", [float(row["blocks_gap"]) for row in good if row["blocks_gap"] is not None]),
+        ):
+            if values:
+                print(f"; {label} mean {statistics.fmean(values):.2%} max {max(values):.2%}", end="")
+        times = sorted(row["planning_ms"] for row in good)
+        print(f"; ms median {statistics.median(times):.2f} p99 {times[int(0.99 * (len(times) - 1))]:.2f}", end="")
+        loops = sorted(row["loops"] for row in good)
+        print(f"; loops median {statistics.median(loops):.2f} p99 {loops[int(0.99 * (len(loops) - 1))]:.2f}", end="")
+    print()
+
+
+def print_losses(suite: str, rows: list[dict[str, Any]], slack: float = 0.002) -> None:
+    """Batches on which ``zellige`` is more than 0.2 % behind another policy of the run."""
+    by_batch: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["suite"] == suite:
+            by_batch.setdefault(row["batch"], {})[row["policy"]] = row
+    for batch, found in by_batch.items():
+        mine = found.get("zellige", {})
+        for policy, other in found.items():
+            if other.get("fits") and other["seconds"] * (1 + slack) < mine.get("seconds", float("inf")):
+                print(f"  behind {policy} on {batch}: {mine.get('seconds')} against {other['seconds']} s")
+
+
+def calibrate() -> float:
+    """Milliseconds of a fixed loop of integer work: the machine's speed at this moment."""
+    best = float("inf")
+    for _ in range(3):
+        started, total = time.perf_counter(), 0
+        for value in range(CALIBRATION):
+            total += value * value % 7
+        best = min(best, time.perf_counter() - started)
+    return best * 1e3
+
+
+if __name__ == "__main__":
+    main()
