@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from zellige.cli_compare import compare_command
+from zellige.cli_execute import execute_command
 from zellige.cli_explore import catalog_app, cut_command, prices_command, theory_command
-from zellige.cli_run import execute_command, profile_command, simulate_command
+from zellige.cli_measure import profile_command, validate_command
+from zellige.cli_plan import plan_command
+from zellige.cli_run import simulate_command
 from zellige.cli_support import (
-    BatchArguments,
-    BatchesOption,
     BucketsOption,
     CheckpointChoice,
     CheckpointOption,
     ClusterOption,
-    EngineOption,
+    DeviceOption,
     JsonOption,
     KeepFpsOption,
-    KnapformerOption,
     ModelOption,
     PricesOption,
-    SeedOption,
+    SetOption,
     ShardingChoice,
     ShardingOption,
-    UspOption,
-    complete_batch,
-    complete_policy,
     console,
     last_frame,
     planning_options,
     print_error,
     print_json,
     print_lines,
-    progress,
-    require_one_setting,
-    warn_drops,
-    warn_resampling,
 )
 from zellige.errors import InternalError, ZelligeError
 
@@ -64,100 +57,8 @@ def _root(
         raise typer.Exit
 
 
-@app.command("compare", short_help="Every policy on every batch, side by side.")
-def compare_command(
-    arguments: BatchArguments,
-    cluster: ClusterOption = "",
-    model: ModelOption = "",
-    sharding: ShardingOption = ShardingChoice.ZERO3,
-    checkpoint: CheckpointOption = CheckpointChoice.FULL,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", help="Only these policies (repeatable).", autocompletion=complete_policy),
-    ] = None,
-    engine: EngineOption = None,
-    buckets: BucketsOption = "",
-    keep_fps: KeepFpsOption = False,
-    prices: PricesOption = "",
-    usp: UspOption = "",
-    knapformer: KnapformerOption = "",
-    batches: BatchesOption = 1,
-    seed: SeedOption = 0,
-    breakdown: Annotated[bool, typer.Option("--breakdown", help="Show compute, communication and waiting.")] = False,
-    json: JsonOption = False,
-) -> None:
-    """Plan each batch with every policy and compare: step time, balance, communication, memory, gap to the bound."""
-    from zellige.compare import compare, default_policies
-    from zellige.plan import find_policy
-    from zellige.sources import build_problems, read_source
-
-    options = planning_options(
-        cluster, model, sharding, checkpoint, engine, buckets, keep_fps, prices, usp, knapformer, batches, seed
-    )
-    for name in policy or []:
-        find_policy(name)
-    sources = [read_source(argument, options) for argument in arguments]
-    problems = [problem for source in sources for problem in build_problems(source, options, warn_drops)]
-    require_one_setting(problems)
-    warn_resampling(problems, sources, options)
-    chosen = tuple(policy) if policy else default_policies(problems)
-    notes = tuple(source.note for source in sources[:1] if source.note)
-    with progress("planning", len(chosen) * len(problems)) as advance:
-        result = compare(problems, chosen, engine=engine.value if engine else None, notes=notes, progress=advance)
-    if json:
-        print_json(result)
-    else:
-        _print_comparison(result, breakdown)
-
-
-@app.command("plan", short_help="The plan of one batch, as a file.")
-def plan_command(
-    batch: Annotated[
-        str,
-        typer.Argument(metavar="BATCH", help="A clip list, a workload, or gen:NAME.", autocompletion=complete_batch),
-    ],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan.")] = None,
-    policy: Annotated[
-        str, typer.Option("--policy", help="Which policy plans.", autocompletion=complete_policy)
-    ] = "portfolio",
-    cluster: ClusterOption = "",
-    model: ModelOption = "",
-    sharding: ShardingOption = ShardingChoice.ZERO3,
-    checkpoint: CheckpointOption = CheckpointChoice.FULL,
-    engine: EngineOption = None,
-    buckets: BucketsOption = "",
-    keep_fps: KeepFpsOption = False,
-    prices: PricesOption = "",
-    usp: UspOption = "",
-    knapformer: KnapformerOption = "",
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Plan one batch and write the plan: which ranks run each sequence, under which split."""
-    from zellige.errors import UsageError
-    from zellige.files import readable_json, write_text
-    from zellige.plan import find_policy, plan_batch
-    from zellige.report import plan_lines
-    from zellige.sources import build_problems, read_source
-
-    find_policy(policy)
-    options = planning_options(
-        cluster, model, sharding, checkpoint, engine, buckets, keep_fps, prices, usp, knapformer, 1, seed
-    )
-    source = read_source(batch, options)
-    problems = build_problems(source, options, warn_drops)
-    warn_resampling(problems, [source], options)
-    if len(problems) > 1:
-        raise UsageError(f"{batch} holds {len(problems)} batches", fix="compare takes many; give plan a file of one")
-    plan = plan_batch(problems[0], policy, options.engine)
-    if output is not None:
-        write_text(output, readable_json(plan))
-    if json:
-        print_json(plan)
-    else:
-        print_lines([*plan_lines(plan), *([f"written to {output}"] if output else [])])
-    if not plan.fits:
-        raise typer.Exit(1)
+app.command("compare", short_help="Every policy on every batch, side by side.")(compare_command)
+app.command("plan", short_help="The plan of a batch, or of a run of batches.")(plan_command)
 
 
 @app.command("check", short_help="Drops, misfits and contradictions in files.")
@@ -174,12 +75,16 @@ def check_command(
     prices: PricesOption = "",
     batch_size: Annotated[int, typer.Option("--batch-size", min=0, help="Clips a step of same-shape batching.")] = 0,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Collective time-out in seconds.")] = 600.0,
+    settings: SetOption = None,
+    device: DeviceOption = "",
     json: JsonOption = False,
 ) -> None:
     """Check files: drops, illegal splits, memory, plans that contradict themselves. Exit 1 if anything is found."""
     from zellige.check import check_file
 
-    options = planning_options(cluster, model, sharding, checkpoint, None, buckets, keep_fps, prices)
+    options = planning_options(
+        cluster, model, sharding, checkpoint, None, buckets, keep_fps, prices, settings=settings, device=device
+    )
     reports = [check_file(name, options, batch_size, timeout) for name in files]
     if json:
         print_json({"schema": "zellige.findings/1", "files": reports})
@@ -241,7 +146,8 @@ app.command("prices", short_help="Write the analytic price table of a batch.")(p
 app.command("theory", short_help="Why disjoint groups lose, on made batches.")(theory_command)
 app.command("simulate", short_help="Run a plan through the simulator.")(simulate_command)
 app.command("execute", short_help="Run a plan for real, on processes here.")(execute_command)
-app.command("profile", short_help="What measuring the prices would take.")(profile_command)
+app.command("profile", short_help="Measure prices here, or say what that takes.")(profile_command)
+app.command("validate", short_help="Predicted against measured, for real.")(validate_command)
 app.add_typer(catalog_app, name="catalog", no_args_is_help=True)
 
 
@@ -264,20 +170,6 @@ def main() -> None:
         )
         print_error(bug, wants_json)
         sys.exit(bug.exit_code)
-
-
-def _print_comparison(result: Any, breakdown: bool) -> None:
-    from zellige.report import breakdown_table, comparison_footer, comparison_lines, comparison_table, spread_table
-
-    print_lines(comparison_lines(result))
-    console().print(comparison_table(result))
-    if breakdown:
-        print_lines([""])
-        console().print(breakdown_table(result))
-    if result.batches > 1:
-        print_lines([""])
-        console().print(spread_table(result))
-    print_lines(["", *comparison_footer(result)])
 
 
 if __name__ == "__main__":

@@ -70,6 +70,14 @@ class EngineChoice(enum.StrEnum):
     GROUP = "group"
 
 
+class FidelityChoice(enum.StrEnum):
+    """How closely a step is simulated."""
+
+    ADDITIVE = "additive"
+    EVENT = "event"
+    FLOW = "flow"
+
+
 BatchArguments = Annotated[
     list[str],
     typer.Argument(
@@ -98,8 +106,25 @@ KeepFpsOption = Annotated[bool, typer.Option("--keep-fps", help="Take frames as 
 PricesOption = Annotated[str, typer.Option("--prices", help="A price table instead of analytic prices.")]
 UspOption = Annotated[str, typer.Option("--usp", help="USP's configuration, as h4k2.")]
 BatchesOption = Annotated[int, typer.Option("--batches", min=1, max=100_000, help="How many batches gen:NAME draws.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of gen:NAME.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of gen:NAME, and of jitter where there is any.")]
 KnapformerOption = Annotated[str, typer.Option("--knapformer", help="KnapFormer's bags, as g2n1+g6n1.")]
+FidelityOption = Annotated[
+    FidelityChoice, typer.Option("--fidelity", help="Sums of prices, events, or events with shared links.")
+]
+JitterOption = Annotated[float, typer.Option("--jitter", min=0, max=1, help="Lognormal sigma of every operation.")]
+ReplicasOption = Annotated[
+    int, typer.Option("--replicas", min=1, max=10_000, help="Steps under as many seeds, the same for all policies.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KNOB=VALUE", help="What if: nic.bandwidth=2x, link.latency=5us (repeatable)."),
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="What if: another device.", autocompletion=_complete("devices"))
+]
+AdditivityOption = Annotated[
+    bool, typer.Option("--additivity", help="How far the simulator is from the sums, by cause.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; errors too, on stderr.")]
 
 
@@ -116,6 +141,8 @@ def planning_options(
     knapformer: str = "",
     batches: int = 1,
     seed: int = 0,
+    settings: list[str] | None = None,
+    device: str = "",
 ) -> Any:
     """Parse the options that planning commands share; raises where a value cannot be read."""
     from zellige.plan.bags import parse_bag_spec
@@ -139,7 +166,28 @@ def planning_options(
         knapformer=knapformer,
         batches=batches,
         seed=seed,
+        settings=tuple(settings or ()),
+        device=device,
     )
+
+
+def simulation_options(
+    fidelity: FidelityChoice,
+    jitter: float,
+    replicas: int,
+    seed: int,
+    *,
+    additivity: bool = False,
+    state: bool = True,
+    trace: bool = False,
+) -> Any:
+    """How to simulate, as the options say; raises for noise that would be ignored."""
+    from zellige.outcomes import Fidelities
+    from zellige.sim import Noise, SimOptions
+
+    noise = Noise(seed=seed if jitter else 0, jitter=jitter)
+    options = SimOptions(trace=trace, state_traffic=state, noise=noise)
+    return Fidelities(fidelity=fidelity.value, options=options, replicas=replicas, additivity=additivity)
 
 
 def console(*, stderr: bool = False) -> Any:
@@ -182,12 +230,17 @@ def last_frame(error: BaseException) -> str:
 
 def warn_resampling(problems: list[Any], sources: list[Any], options: Any) -> None:
     """Say on stderr which batches were resampled to the model's frame rate."""
-    from zellige.check import resampling_summary
-
     clips = {name: clips for source in sources for name, clips in source.clips.items()}
     for problem in problems:
-        for line in resampling_summary(problem.batch, clips[problem.batch.name], problem.model, options):
-            sys.stderr.write(f"note: {line}\n")
+        warn_resampled(problem.batch, clips[problem.batch.name], problem.model, options)
+
+
+def warn_resampled(batch: Any, clips: Any, model: Any, options: Any) -> None:
+    """Say on stderr where a batch was resampled to the model's frame rate."""
+    from zellige.check import resampling_summary
+
+    for line in resampling_summary(batch, clips, model, options):
+        sys.stderr.write(f"note: {line}\n")
 
 
 def warn_drops(source: Any, drops: Any) -> None:
@@ -231,10 +284,15 @@ def _progress_lines(title: str, total: int) -> Callable[[], None]:
 
 
 def require_one_setting(problems: list[Any]) -> None:
-    """Refuse batches that are for different clusters or models."""
+    """Refuse problems that are for different clusters or models."""
+    refuse_several({(problem.cluster.name, problem.model.name) for problem in problems})
+
+
+def refuse_several(names: set[tuple[str, str]]) -> None:
+    """Refuse more than one pair of cluster and model."""
     from zellige.errors import UsageError
 
-    settings = sorted({(problem.cluster.name, problem.model.name) for problem in problems})
+    settings = sorted(names)
     if len(settings) > 1:
         listed = ", ".join(f"{model} on {cluster}" for cluster, model in settings)
         raise UsageError(

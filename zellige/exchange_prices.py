@@ -161,10 +161,13 @@ def port_times(
     for rank in ranks:
         present[rank // per_node] = present.get(rank // per_node, 0) + (len(peers[rank]) > 1)
     times = {}
+    known: dict[tuple[int, int], float] = {}
     for rank in ranks:
-        inside = max(local[rank])
-        rate = node_rate(cluster, speed.op, speed.num_ranks or len(peers[rank]), inside)
-        time = over_link(inside, rate, cluster, "link of the node")
+        load = (speed.num_ranks or len(peers[rank]), max(local[rank]))
+        if load not in known:
+            rate = node_rate(cluster, speed.op, *load)
+            known[load] = over_link(load[1], rate, cluster, "link of the node")
+        time = known[load]
         if any(remote[rank]):
             node = rank // per_node
             time = max(time, over_link(max(remote[rank]), _nic(cluster), cluster, "NIC"))

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from zellige.compare import Comparison, Row
+from zellige.compare import Comparison
 from zellige.cuts import CutReport
 from zellige.inspection import Inspection
+from zellige.outcomes import NOT_SIMULATED
 from zellige.placement import Plan
 from zellige.profile import ProfileEstimate
+from zellige.rows import Row
+from zellige.schedule import Schedule
 from zellige.sim.results import SimReport
 from zellige.theory import Theory
 from zellige.units import format_bytes, format_percent, format_time
@@ -24,7 +27,7 @@ SHOWN_SPLITS = 24
 
 def comparison_table(comparison: Comparison) -> Table:
     """One row a policy, the best in bold; step times are means over batches where there are several."""
-    table = _table("policy", "step", "ratio", "max/\nmean", "bytes/\nusp", "split", "memory", "plan", "gap")
+    table = plain_table("policy", "step", "ratio", "max/\nmean", "bytes/\nusp", "split", "memory", "plan", "gap")
     for row in comparison.rows:
         table.add_row(*_cells(row), style="bold" if row.ratio_to_best == 1.0 else "")
     return table
@@ -32,17 +35,17 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def breakdown_table(comparison: Comparison) -> Table:
     """Where a rank's step goes, the mean over ranks: compute, exposed communication, idle until the slowest is done."""
-    table = _table("policy", "step", "compute", "communication", "idle")
+    table = plain_table("policy", "step", "compute", "communication", "idle")
     for row in comparison.rows:
         if row.step_time_ns is not None:
             parts = (row.step_time_ns, row.compute_ns, row.communication_ns, row.wait_ns)
-            table.add_row(row.policy, *(_tight(format_time(part)) for part in parts))
+            table.add_row(row.policy, *(tight(format_time(part)) for part in parts))
     return table
 
 
 def spread_table(comparison: Comparison) -> Table:
     """Over many batches: mean and standard deviation of the step, and how often each policy is the best that fits."""
-    table = _table("policy", "mean step", "std dev", "best in")
+    table = plain_table("policy", "mean step", "std dev", "best in")
     for row in comparison.rows:
         if row.step_time_ns is not None:
             spread = format_time(row.step_time_stdev_ns)
@@ -50,7 +53,7 @@ def spread_table(comparison: Comparison) -> Table:
     return table
 
 
-def _table(first: str, *numbers: str) -> Table:
+def plain_table(first: str, *numbers: str) -> Table:
     """A table that fits 80 columns."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 0), show_edge=False, pad_edge=False)
     table.add_column(first, no_wrap=True)
@@ -64,25 +67,27 @@ def _cells(row: Row) -> list[str]:
         return [row.policy, "-", "-", "-", "-", "-", "no plan", "-", "-"]
     return [
         row.policy,
-        _tight(format_time(row.step_time_ns)),
+        tight(format_time(row.step_time_ns)),
         f"{row.ratio_to_best:.3f}" if row.ratio_to_best else "-",
         f"{row.max_over_mean:.2f}",
         "-" if row.comm_relative_to_usp is None else f"{row.comm_relative_to_usp:.2f}",
         f"{row.num_split}",
         _memory_cell(row),
-        _planning_cell(row.planning_ns or 0),
+        _planning_cell(row.planning_ns),
         _gap_cell(row.gap or 0.0),
     ]
 
 
 def _memory_cell(row: Row) -> str:
     if row.fits:
-        return _tight(format_bytes(row.peak_memory_bytes or 0))
+        return tight(format_bytes(row.peak_memory_bytes or 0))
     over = row.memory_over_bytes / 1e9
     return f"OOM+{over:.1f}GB" if over < 10 else f"OOM+{over:.0f}GB"
 
 
-def _planning_cell(planning_ns: int) -> str:
+def _planning_cell(planning_ns: int | None) -> str:
+    if planning_ns is None:
+        return "-"
     milliseconds = planning_ns / 1e6
     return f"{milliseconds:.0f}ms" if milliseconds < 9_999 else f"{milliseconds / 1e3:.0f}s"
 
@@ -93,9 +98,16 @@ def _gap_cell(gap: float) -> str:
     return f"{100 * gap:.2f}%" if gap < 0.1 else f"{100 * gap:.0f}%"
 
 
-def _tight(text: str) -> str:
+def tight(text: str) -> str:
     """A quantity that never breaks over lines."""
     return text.replace(" ", "")
+
+
+FIDELITY = {
+    "additive": "no waiting, no shared links, no overlap between sequences",
+    "event": "simulated: waiting, streams, parameter traffic; no shared links",
+    "flow": "simulated: waiting, streams, parameter traffic, shared links",
+}
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
@@ -107,9 +119,16 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         f" ({100 * comparison.video_share:.0f} % video)",
         f"{comparison.cluster}, {comparison.model}, {comparison.sharding}, checkpointing {comparison.checkpoint},"
         f" {format_bytes(comparison.memory_limit_bytes)} usable a GPU",
-        f"prices: {', '.join(comparison.prices)}; fidelity: {comparison.fidelity}"
-        " (no waiting, no shared links, no overlap between sequences)",
+        f"prices: {', '.join(comparison.prices)}; fidelity: {comparison.fidelity} ({FIDELITY[comparison.fidelity]})",
+        *_noise_lines(comparison),
     ]
+
+
+def _noise_lines(comparison: Comparison) -> list[str]:
+    if comparison.noise is None:
+        return []
+    noise = comparison.noise
+    return [f"jitter {noise.jitter:g} from seed {noise.seed} on, the same for all; {comparison.replicas} steps a batch"]
 
 
 def comparison_footer(comparison: Comparison) -> list[str]:
@@ -118,10 +137,23 @@ def comparison_footer(comparison: Comparison) -> list[str]:
         "ratio: step over the best that fits; max/mean: of rank times; bytes: moved by attention; split: sequences on",
         "several ranks; plan: planning time; gap: to a bound for any placement under the row's own engine",
     ]
-    lines += [f"{row.policy}: no plan: {row.reason}" for row in comparison.rows if row.reason]
+    if comparison.fidelity != "additive":
+        lines.append("max/mean is of ranks' times without waiting, gap of the plan's sums of prices, not of this step")
+    lines += [f"{row.policy}: {_why(row)}" for row in comparison.rows if row.reason]
     lines += [f"{row.policy}: {note}" for row in comparison.rows for note in row.notes if note]
     lines += comparison.notes
     return [*lines, f"verdict: {comparison.verdict}"] if comparison.verdict else lines
+
+
+def _why(row: Row) -> str:
+    return row.reason if NOT_SIMULATED in row.reason else f"no plan: {row.reason}"
+
+
+def _blocks_lines(plan: Plan) -> list[str]:
+    if plan.blocks_bound_ns is None:
+        return []
+    above = plan.makespan_ns / plan.blocks_bound_ns - 1
+    return [f"{format_percent(above)} above the bound {format_time(plan.blocks_bound_ns)} of plans on aligned blocks"]
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -137,6 +169,7 @@ def plan_lines(plan: Plan) -> list[str]:
     lines = [
         f"{plan.policy} ({plan.engine} engine): step {format_time(plan.makespan_ns)},"
         f" {format_percent(plan.gap)} above the bound {format_time(plan.bound_ns)} ({plan.bound})",
+        *_blocks_lines(plan),
         f"{plan.num_split} of {len(plan.placements)} sequences split; max/mean rank time {plan.max_over_mean:.3f}",
         f"peak memory {format_bytes(plan.peak_memory_bytes)} of {format_bytes(plan.memory_limit_bytes)}"
         + ("" if plan.fits else f": {format_bytes(plan.peak_memory_bytes - plan.memory_limit_bytes)} over the limit"),
@@ -149,6 +182,27 @@ def plan_lines(plan: Plan) -> list[str]:
             f"whole sequences a rank: {', '.join(f'{r}: {n}' for r, n in sorted(whole.items())[:SHOWN_SPLITS])}"
         )
     return [*lines, *plan.notes, f"digest {plan.digest}"]
+
+
+def schedule_lines(schedule: Schedule) -> list[str]:
+    """A schedule in a few lines: its totals, then each micro-step."""
+    least = schedule.least_micro_steps
+    proof = schedule.least_proof if least > 1 else f"{schedule.policy} fits no plan into fewer"
+    few = f"no fewer do: {proof}" if schedule.solver.status == "fewest" else f"at least {least}: {schedule.least_proof}"
+    lines = [
+        f"{schedule.policy} ({schedule.engine} engine): {schedule.num_sequences} sequences in"
+        f" {schedule.num_micro_steps} micro-steps of one optimizer step, {format_time(schedule.step_time_ns)} in all,"
+        f" {format_percent(schedule.gap)} above the bound {format_time(schedule.bound_ns)} ({schedule.bound})",
+        few,
+        f"peak memory {format_bytes(schedule.peak_memory_bytes)} of {format_bytes(schedule.memory_limit_bytes)}",
+    ]
+    for number, plan in enumerate(schedule.plans, 1):
+        lines.append(
+            f"  micro-step {number}: {format_time(plan.makespan_ns)}, {len(plan.placements)} sequences,"
+            f" {plan.num_split} split; max/mean rank time {plan.max_over_mean:.3f},"
+            f" peak memory {format_bytes(plan.peak_memory_bytes)}"
+        )
+    return [*lines, *schedule.notes, f"digest {schedule.digest}"]
 
 
 def drop_lines(drops: Sequence[Drop], total: int) -> list[str]:
@@ -193,7 +247,7 @@ SHOWN_CONFIGS = 3
 
 def inspection_table(result: Inspection, *, show_all: bool) -> Table:
     """The configurations that fit (the three fastest of each degree, or all), the fastest of each degree first."""
-    table = _table("split", "ranks", "time a rank", "time x ranks", "memory", "moved a step")
+    table = plain_table("split", "ranks", "time a rank", "time x ranks", "memory", "moved a step")
     shown: dict[int, int] = {}
     for row in result.configs:
         shown[row.degree] = shown.get(row.degree, 0) + 1
@@ -245,18 +299,18 @@ def _bar(value: float, top: float) -> str:
 
 def theory_tables(result: Theory) -> list[tuple[str, Table]]:
     """The three statements, a table each, with what they say."""
-    imbalance = _table("ranks", "largest group", "joint", "disjoint", "ratio", "N / group")
+    imbalance = plain_table("ranks", "largest group", "joint", "disjoint", "ratio", "N / group")
     for row in result.imbalance:
-        times = (_tight(format_time(row.joint_ns)), _tight(format_time(row.disjoint_ns)))
+        times = (tight(format_time(row.joint_ns)), tight(format_time(row.disjoint_ns)))
         imbalance.add_row(str(row.num_ranks), str(row.largest_group), *times, f"{row.ratio:g}", f"{row.limit:g}")
-    splits = _table("ranks", "fillers", "step", "giant on N-1", "splits, joint", "splits, disjoint")
+    splits = plain_table("ranks", "fillers", "step", "giant on N-1", "splits, joint", "splits, disjoint")
     for count in result.splits:
-        times = (_tight(format_time(count.step_ns)), _tight(format_time(count.next_best_ns)))
+        times = (tight(format_time(count.step_ns)), tight(format_time(count.next_best_ns)))
         totals = (str(count.joint_splits), str(count.disjoint_splits))
         splits.add_row(str(count.num_ranks), str(count.num_fillers), *times, *totals)
-    waits = _table("rank sets", "load", "best order")
+    waits = plain_table("rank sets", "load", "best order")
     for wait in result.waits:
-        waits.add_row(wait.rank_sets, _tight(format_time(wait.additive_ns)), _tight(format_time(wait.best_order_ns)))
+        waits.add_row(wait.rank_sets, tight(format_time(wait.additive_ns)), tight(format_time(wait.best_order_ns)))
     return [
         ("one sequence: disjoint groups are N / (largest group) slower than joint placement", imbalance),
         ("one giant and m fillers: the same step takes 1 split jointly, m + 1 in disjoint groups", splits),
@@ -275,13 +329,13 @@ def simulation_lines(report: SimReport, plan: Plan) -> list[str]:
 
 def simulation_table(report: SimReport) -> Table:
     """Each rank's step by cause: compute, exposed exchanges and calls, waits, gathers and reductions, idle."""
-    table = _table("rank", "compute", "exchange", "wait", "slow-\ndown", "state", "idle", "memory")
+    table = plain_table("rank", "compute", "exchange", "wait", "slow-\ndown", "state", "idle", "memory")
     for rank in report.ranks:
         state = rank.gather_wait_ns + rank.gather_ns + rank.reduce_wait_ns + rank.reduce_ns
         state += rank.work_ns.get("optimizer", 0)
         parts = (rank.compute_ns, rank.calls_ns + rank.exchange_ns, rank.wait_ns, rank.slowdown_ns, state, rank.idle_ns)
-        cells = [_tight(format_time(part)) for part in parts]
-        table.add_row(str(rank.rank), *cells, _tight(format_bytes(rank.peak_memory_bytes)))
+        cells = [tight(format_time(part)) for part in parts]
+        table.add_row(str(rank.rank), *cells, tight(format_bytes(rank.peak_memory_bytes)))
     return table
 
 

@@ -204,8 +204,14 @@ def test_json_stays_clean_of_warnings(run: Run) -> None:
 COMMON = {"--cluster", "--model", "--sharding", "--checkpoint", "--json"}
 READING = {"--buckets", "--keep-fps", "--prices"}
 BASELINES = {"--usp", "--knapformer", "--engine", "--policy"}
+SIMULATION = {"--fidelity", "--jitter", "--replicas", "--seed", "--set", "--device", "--additivity"}
 FROZEN: dict[str, set[str]] = {
-    "compare": COMMON | READING | BASELINES | {"--batches", "--seed", "--breakdown"},
+    "compare": COMMON
+    | READING
+    | BASELINES
+    | SIMULATION
+    | {"--batches", "--breakdown", "--sensitivity", "--jobs", "--out"},
+    "simulate": {"--cluster", "--model", "--json", "--trace", "--no-state"} | SIMULATION,
     "plan": COMMON | READING | BASELINES | {"--seed", "--output", "-o"},
     "check": COMMON | READING | {"--batch-size"},
     "inspect": COMMON | {"--seconds", "--fps", "--split"},

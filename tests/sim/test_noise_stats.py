@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
+import statistics
+
 import msgspec
 import numpy as np
 import pytest
@@ -13,7 +17,7 @@ from zellige.errors import UsageError
 from zellige.sim import FIDELITIES, Noise, SimOptions, simulate
 from zellige.sim.noise import Factors
 from zellige.sim.results import SimReport
-from zellige.sim.stats import bootstrap_mean, compare_paired, replicate, summarize
+from zellige.sim.stats import BOOTSTRAPPED, MeanTally, bootstrap_mean, compare_paired, replicate, summarize
 
 WHOLE = [(9_000, "whole", (rank,)) for rank in range(8)]
 SPLIT = [(9_000, "h4", (0, 1, 2, 3)), (9_000, "h4", (4, 5, 6, 7)), *WHOLE]
@@ -161,3 +165,21 @@ def test_pairing_needs_fewer_replicas() -> None:
         for interval in (compare_paired(first, second).difference_ns for second in (shared, apart))
     ]
     assert widths[0] < widths[1]
+
+
+def test_many_values_take_the_memory_of_a_thousand() -> None:
+    """Beyond those the interval is the normal one, which for so many is the bootstrap's."""
+    draw = random.Random(3)
+    values = [draw.gauss(50.0, 4.0) for _ in range(BOOTSTRAPPED)]
+    resampled = bootstrap_mean(values)
+    more = bootstrap_mean([*values, resampled.mean])
+    assert more.mean == pytest.approx(resampled.mean)
+    assert more.low == pytest.approx(resampled.low, abs=0.03)
+    assert more.high == pytest.approx(resampled.high, abs=0.03)
+    tally = MeanTally()
+    for value in values * 20:
+        tally.add(value)
+    assert tally.count == 20 * BOOTSTRAPPED
+    assert len(tally._values) == BOOTSTRAPPED
+    error = statistics.stdev(values * 20) / math.sqrt(20 * BOOTSTRAPPED)
+    assert tally.interval().high - tally.interval().mean == pytest.approx(1.959964 * error, rel=1e-6)

@@ -8,7 +8,9 @@ from builders import ALONE, NODE, TWO_NODES, model_of, problem_of, program_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zellige.cluster import Cluster
+from zellige.catalog import load_cluster
+from zellige.cluster import Cluster, CollectiveOp
+from zellige.collectives import link_sources, node_latency_ns, node_rate
 from zellige.errors import DeadLinkError, UsageError
 from zellige.sim import simulate
 from zellige.sim.what_if import KNOBS, apply_setting, flip_point
@@ -17,7 +19,7 @@ from zellige.sim.what_if import KNOBS, apply_setting, flip_point
 @pytest.mark.parametrize("name", sorted(KNOBS))
 def test_a_factor_changes_one_number(name: str) -> None:
     changed = apply_setting(TWO_NODES, f"{name}=2x")
-    assert changed.name == f"a800x16,{name}=2x"
+    assert changed.name == f"a800x16[{name}=2x]"
     for other, knob in KNOBS.items():
         assert knob.read(changed) == pytest.approx(knob.read(TWO_NODES) * (2 if other == name else 1))
 
@@ -50,6 +52,23 @@ def test_other_settings_are_refused(text: str, why: str) -> None:
 def test_one_node_has_no_nics() -> None:
     with pytest.raises(UsageError, match="has one node"):
         apply_setting(NODE, "nic.bandwidth=2x")
+
+
+def test_links_with_tables_change_as_fits_do() -> None:
+    """Half the bandwidth doubles what exceeds a table's floor; another latency moves the floor and nothing else."""
+    plain = load_cluster("h100x8")
+    cases: list[tuple[CollectiveOp, int]] = [("all_to_all", 8), ("all_gather", 4), ("send_recv", 2), ("all_to_all", 6)]
+    for op, ranks in cases:
+        slow, late = (apply_setting(plain, text) for text in ("link.bandwidth=0.5x", "link.latency=3x"))
+        latency = node_latency_ns(plain, op, ranks)
+        assert node_latency_ns(slow, op, ranks) == pytest.approx(latency)
+        assert node_latency_ns(late, op, ranks) == pytest.approx(3 * latency)
+        for size in (1e5, 1e7, 1e9):
+            rate = node_rate(plain, op, ranks, size)
+            assert node_rate(slow, op, ranks, size) == pytest.approx(rate / 2)
+            if size > 1e6:
+                assert node_rate(late, op, ranks, size) == pytest.approx(rate, rel=0.15)
+    assert link_sources(slow)[0].startswith("exchanges in a node: scaled (0.5 of the bandwidth")
 
 
 def test_no_bandwidth_is_a_dead_link() -> None:

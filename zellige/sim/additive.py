@@ -31,7 +31,7 @@ class RankWalk:
             elif code == ENTER:
                 channel = scripts.channels[second]
                 transfer = channel.meetings[channel.freed_by[rank]].transfer_ns
-                self.records.append((TRANSFER, rank, second, 0, self.time, self.time + transfer))
+                self.records.append((TRANSFER, rank, second, 0, self.time, self.time + transfer, 0, rank))
                 arrives = self.time + transfer
                 following = instructions[place + 1]
                 if following[0] != COMPUTE or following[2] != ATTEND or not following[1]:
@@ -52,11 +52,11 @@ class RankWalk:
             wall = beside - -(duration * full - beside * slow) // full
         self.metrics[metric] += duration
         self.metrics[SLOWDOWN] += wall - duration
-        self.records.append((COMPUTING, rank, name, 0, self.time, self.time + wall))
+        self.records.append((COMPUTING, rank, name, 0, self.time, self.time + wall, 0, -1))
         self.time += wall
 
     def _wait(self, rank: int, channel: int, until: int) -> None:
         if until > self.time:
             self.metrics[EXPOSED] += until - self.time
-            self.records.append((WAITING, rank, channel, 0, self.time, until))
+            self.records.append((WAITING, rank, channel, 0, self.time, until, 0, -1))
             self.time = until

@@ -103,9 +103,10 @@ class SimReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Additivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A simulated step minus the additive one, split by cause on the rank that the additive model calls slowest.
 
-    The causes add up to the difference: waits for partners, exchanges (less, where work hides them), slow-down beside
-    transfers, gathers and reductions with their waits, the optimizer, jitter, and ``later_ns``, the time by which
-    another rank is done after this one. ``contention_ns`` is flow minus event, where flow was simulated.
+    The causes add up to the difference: waits for partners (of exchanges, gathers and reductions), exchanges (less,
+    where work hides them), slow-down beside transfers, latency and host time of calls, gathers, reductions, the
+    optimizer, jitter, and ``later_ns``, the time by which another rank is done after this one. ``contention_ns`` is
+    flow minus event, where flow was simulated.
     """
 
     additive_ns: int
@@ -119,6 +120,7 @@ class Additivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     optimizer_ns: int
     jitter_ns: int
     later_ns: int
+    calls_ns: int = 0
     contention_ns: int = 0
 
     @property
@@ -131,8 +133,13 @@ class Additivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The sum of all causes: the difference, but for contention, which is in the exchanges and waits already."""
         return (
             self.wait_ns + self.exchange_ns + self.slowdown_ns + self.gather_ns + self.reduce_ns + self.optimizer_ns
-            + self.jitter_ns + self.later_ns
+            + self.jitter_ns + self.later_ns + self.calls_ns
         )  # fmt: skip
+
+    @property
+    def unexplained_ns(self) -> int:
+        """What no cause accounts for."""
+        return self.simulated_ns - self.additive_ns - self.explained_ns
 
 
 def rank_time(rank: int, metrics: Sequence[int], finish: int, step: int, peak_memory_bytes: int) -> RankTime:
@@ -162,13 +169,14 @@ def additivity(additive: SimReport, simulated: SimReport, flow: SimReport | None
         additive_ns=additive.step_time_ns,
         simulated_ns=simulated.step_time_ns,
         rank=slowest.rank,
-        wait_ns=there.wait_ns,
+        wait_ns=there.wait_ns + there.gather_wait_ns + there.reduce_wait_ns,
         exchange_ns=there.exchange_ns - slowest.exchange_ns,
         slowdown_ns=there.slowdown_ns - slowest.slowdown_ns,
-        gather_ns=there.gather_wait_ns + there.gather_ns,
-        reduce_ns=there.reduce_wait_ns + there.reduce_ns,
+        gather_ns=there.gather_ns,
+        reduce_ns=there.reduce_ns,
         optimizer_ns=there.work_ns["optimizer"],
         jitter_ns=there.jitter_ns,
         later_ns=there.idle_ns,
+        calls_ns=there.calls_ns - slowest.calls_ns,
         contention_ns=flow.step_time_ns - simulated.step_time_ns if flow is not None else 0,
     )

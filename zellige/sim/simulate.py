@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from zellige.cluster import Cluster
+from zellige.collectives import link_sources
+from zellige.measured_ops import measured_op_prices
 from zellige.op_prices import OpPricer, OpPrices
 from zellige.placement import Problem
 from zellige.program import Program
@@ -21,7 +24,10 @@ from zellige.sim.scripts import BACKWARD, FORWARD, Scripts, check_collectives, m
 from zellige.sim.spans import additive_trace, machine_trace
 from zellige.sim.state import StateTraffic, state_traffic
 from zellige.sim.steady import Repetition, find_repetition, forward_repeats, layers_needed
-from zellige.trace import Trace
+from zellige.trace import Counter, CounterPoint, Trace
+
+MORE_LAYERS = 4
+"""Layers by which a step that does not repeat yet is made longer before the next look."""
 
 
 class Simulation(msgspec.Struct, frozen=True):
@@ -40,6 +46,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     records: list[Record]
     events: int
     repetition: Repetition | None = None
+    network: Network | None = None
 
 
 def simulate(
@@ -58,7 +65,7 @@ def simulate(
     that stops.
     """
     if prices is None:
-        prices = OpPricer(problem.model, problem.cluster, all_to_all=options.all_to_all).price(program)
+        prices = program_prices(program, problem, options)
     if not options.state_traffic or fidelity == "additive":
         state = None
     elif state is None:
@@ -69,8 +76,24 @@ def simulate(
             trace = additive_trace(prices, outcome.scripts, outcome.records, outcome.finished)
         else:
             outcome = _run(prices, options, state, shared_links=fidelity == "flow")
-            trace = machine_trace(prices, outcome.scripts, outcome.records, outcome.repetition)
+            trace = machine_trace(prices, outcome.scripts, outcome.records, outcome.repetition, outcome.network)
+        if options.trace:
+            counters = (*_memory_counters(prices, problem, outcome), *trace.counters)
+            trace = msgspec.structs.replace(trace, counters=counters)
         return Simulation(_report(prices, problem, fidelity, outcome, state), trace)
+
+
+def program_prices(
+    program: Program, problem: Problem, options: SimOptions = DEFAULTS, pricer: OpPricer | None = None
+) -> OpPrices:
+    """What a program's operations take: by measured laws where the problem's prices have them, else by formulas.
+
+    ``pricer`` keeps equal shards from being priced again, for many programs of one model and cluster.
+    """
+    calibration = problem.prices.header.calibration
+    if calibration is not None:
+        return measured_op_prices(program, problem.model, problem.cluster, calibration)
+    return (pricer or OpPricer(problem.model, problem.cluster, all_to_all=options.all_to_all)).price(program)
 
 
 @contextlib.contextmanager
@@ -98,7 +121,7 @@ def _walk(prices: OpPrices, options: SimOptions) -> Outcome:
         metrics.append([layers * (a + b) for a, b in zip(forward.metrics, backward.metrics, strict=True)])
         if options.trace:
             for stage, walk in ((0, forward), (layers, backward)):
-                records += [(k, r, n, stage, start, stop) for k, r, n, _, start, stop in walk.records]
+                records += [(k, r, n, stage, a, b, waited, last) for k, r, n, _, a, b, waited, last in walk.records]
     return Outcome(scripts=scripts, finished=finished, metrics=metrics, records=records, events=0)
 
 
@@ -114,12 +137,12 @@ def _run(prices: OpPrices, options: SimOptions, state: StateTraffic | None, *, s
         scripts = msgspec.structs.replace(scripts, num_layers=simulated)
         noise = options.noise
         factors = None if noise.is_silent else Factors(noise, prices.cluster, scripts.num_stages)
-        network = Network(prices.cluster, scripts.channels) if shared_links else None
+        network = Network(prices.cluster, scripts.channels, recorded=options.trace) if shared_links else None
         machine = Machine(scripts, options, factors, network)
         while simulated < layers:
             pause = simulated - options.prefetch - 2
             machine.run(pause)
-            longer = min(layers, 2 * simulated)
+            longer = min(layers, simulated + MORE_LAYERS)
             if forward_repeats(machine, pause, options.prefetch) or not machine.grow(longer):
                 break
             simulated = longer
@@ -146,9 +169,10 @@ def _outcome(machine: Machine, repetition: Repetition | None) -> Outcome:
         scripts=machine.scripts,
         finished=finished,
         metrics=machine.metrics,
-        records=machine.records or [],
+        records=[*(machine.records or []), *machine.link_records()],
         events=machine.events,
         repetition=repetition,
+        network=machine.network,
     )
 
 
@@ -177,7 +201,7 @@ def _report(
         ),
         memory=_memory(prices, base, fullest, outcome.finished[fullest]),
         memory_limit_bytes=problem.memory.usable_bytes,
-        sources=_sources(prices, state),
+        sources=constant_sources(prices.cluster, state),
     )
 
 
@@ -191,9 +215,20 @@ def _memory(prices: OpPrices, base: int, rank: int, finished: list[int]) -> tupl
     return tuple(points)
 
 
-def _sources(prices: OpPrices, state: StateTraffic | None) -> tuple[str, ...]:
-    cluster = prices.cluster
-    lines = [f"exchanges in a node: {cluster.node_link.origin}: {cluster.node_link.source}"]
+def _memory_counters(prices: OpPrices, problem: Problem, outcome: Outcome) -> Iterator[Counter]:
+    for rank, finished in enumerate(outcome.finished):
+        points = _memory(prices, problem.memory.base_bytes, rank, finished)
+        yield Counter(
+            name=f"rank {rank} memory",
+            node=prices.cluster.node_of(rank),
+            unit="bytes",
+            points=tuple(CounterPoint(point.time_ns, point.used_bytes) for point in points),
+        )
+
+
+def constant_sources(cluster: Cluster, state: StateTraffic | None) -> tuple[str, ...]:
+    """Where the constants of a simulation come from, a line each."""
+    lines = list(link_sources(cluster))
     if cluster.network is not None:
         lines.append(f"exchanges between nodes: {cluster.network.origin}: {cluster.network.source}")
     lines.append(f"calls: {cluster.host.source}")

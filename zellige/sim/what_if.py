@@ -1,7 +1,7 @@
 """Other clusters than the one there is: ``nic.bandwidth=2x``, ``link.latency=5us``, and where a verdict flips.
 
 A setting is a knob and either a factor (``2x``, ``0.5x``) or a value in the knob's unit. What was changed stands in the
-cluster's name, and its links count as assumed.
+cluster's name, as ``a800x8[device=h200,nic.bandwidth=2x]``, and its links count as assumed.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from zellige.cluster import AttentionSpeed, Cluster
+from zellige.cluster import AttentionSpeed, Cluster, Device, MeasuredTables, TimedSize
 from zellige.errors import UsageError
 
 _SETTING = re.compile(
     r"(?P<knob>[a-z_.]+)=(?P<value>\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?P<unit>x|us|GB/s|TFLOP/s)?", re.ASCII
 )
+
+_CHANGED = re.compile(r"(?P<base>.+)\[(?P<changes>[^\[\]=]+=[^\[\]]+)\]")
 
 
 class Knob(msgspec.Struct, frozen=True):
@@ -50,6 +52,21 @@ def _network(name: str) -> Knob:
     return Knob(units[name], read, write)
 
 
+def _changed_tables(measured: MeasuredTables | None, name: str, factor: float) -> MeasuredTables | None:
+    """Measured tables with another bandwidth, or another floor below the same transfers."""
+    if measured is None:
+        return None
+    measured = msgspec.structs.replace(measured, source=f"changed from {measured.source}")
+    if name == "bus_gb_per_s":
+        return msgspec.structs.replace(measured, bandwidth_scale=measured.bandwidth_scale * factor)
+    tables = []
+    for table in measured.tables:
+        more = table.floor_us * (factor - 1)
+        points = tuple(TimedSize(point.size_bytes, point.time_us + more) for point in table.points)
+        tables.append(msgspec.structs.replace(table, floor_us=table.floor_us + more, points=points))
+    return msgspec.structs.replace(measured, tables=tuple(tables))
+
+
 def _link(name: str, unit: str) -> Knob:
     """A number of all fits inside the node; it is read as the largest, and all change by the same factor."""
 
@@ -61,7 +78,8 @@ def _link(name: str, unit: str) -> Knob:
         fits = tuple(
             msgspec.structs.replace(point, **{name: getattr(point, name) * factor}) for point in cluster.node_link.fits
         )
-        link = msgspec.structs.replace(cluster.node_link, fits=fits, origin="assumed")
+        measured = _changed_tables(cluster.node_link.measured, name, factor)
+        link = msgspec.structs.replace(cluster.node_link, fits=fits, measured=measured, origin="assumed")
         return msgspec.structs.replace(cluster, node_link=link)
 
     return Knob(unit, read, write)
@@ -134,23 +152,69 @@ KNOBS: dict[str, Knob] = {
 }
 
 
+def what_if(cluster: Cluster, settings: Iterable[str] = (), device: Device | None = None) -> Cluster:
+    """The cluster under several settings, one a knob, and with another device; its own device changes nothing.
+
+    Raises :class:`UsageError` for what is not a setting, a knob that stands twice, and values that no cluster can have.
+    """
+    if device is not None and device.name != cluster.device.name:
+        cluster = _named(msgspec.structs.replace(cluster, device=device), cluster, f"device={device.name}")
+    seen: set[str] = set()
+    for text in sorted(settings):
+        changed = apply_setting(cluster, text)
+        knob = text.split("=")[0]
+        if knob in seen:
+            raise UsageError(f"{knob} is set twice", fix="one --set for each")
+        seen.add(knob)
+        try:
+            cluster = msgspec.convert(msgspec.to_builtins(changed), Cluster)
+        except (msgspec.ValidationError, OverflowError) as error:
+            raise UsageError(f"no cluster can have {text}: {error}", fix=f"a value above zero, as {knob}=2x") from None
+    return cluster
+
+
 def apply_setting(cluster: Cluster, text: str) -> Cluster:
     """The cluster under a setting such as ``nic.bandwidth=2x``; raises :class:`UsageError` for anything else."""
     match = _SETTING.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a setting", fix="write it as nic.bandwidth=2x or link.latency=5us")
+        raise UsageError(
+            f"{text!r} is not a setting",
+            fix=f"write it as nic.bandwidth=2x or link.latency=5us; known: {', '.join(KNOBS)}",
+        )
     name, unit = match["knob"], match["unit"] or ""
+    knob = find_knob(name)
+    if unit not in ("x", "", knob.unit):
+        raise UsageError(f"{name} is in {knob.unit or 'numbers'}, not {unit}", fix=f"{name}=2x, for twice what it is")
+    value = float(match["value"])
+    changed = knob.write(cluster, knob.read(cluster) * value if unit == "x" else value)
+    return _named(changed, cluster, f"{name}={value:g}{unit}")
+
+
+def find_knob(name: str) -> Knob:
+    """The knob of a name; raises :class:`UsageError` with the known ones."""
     if name not in KNOBS:
         close = difflib.get_close_matches(name, KNOBS, n=1)
         raise UsageError(
             f"there is no setting {name!r}", fix=(f"{close[0]} ? " if close else "") + f"known: {', '.join(KNOBS)}"
         )
-    knob = KNOBS[name]
-    if unit not in ("x", "", knob.unit):
-        raise UsageError(f"{name} is in {knob.unit or 'numbers'}, not {unit}", fix=f"{name}=2x, for twice what it is")
-    value = float(match["value"])
-    changed = knob.write(cluster, knob.read(cluster) * value if unit == "x" else value)
-    return msgspec.structs.replace(changed, name=f"{cluster.name},{text}")
+    return KNOBS[name]
+
+
+def base_name(name: str) -> str:
+    """A cluster's name without what was changed."""
+    match = _CHANGED.fullmatch(name)
+    return match["base"] if match else name
+
+
+def changes(name: str) -> tuple[str, ...]:
+    """What was changed of a cluster, by its name; nothing where it is as it is."""
+    match = _CHANGED.fullmatch(name)
+    return tuple(match["changes"].split(",")) if match else ()
+
+
+def _named(changed: Cluster, cluster: Cluster, text: str) -> Cluster:
+    name = f"{base_name(cluster.name)}[{','.join((*changes(cluster.name), text))}]"
+    return msgspec.structs.replace(changed, name=name)
 
 
 class Flip(msgspec.Struct, frozen=True, kw_only=True):
