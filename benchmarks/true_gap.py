@@ -21,7 +21,7 @@ from oracle.brute_force import optimum
 
 from zellige.plan import POLICIES, plan_batch
 
-SHOWN = ("zellige-paper", "zellige-paper-coalesced", "portfolio")
+SHOWN = ("zellige-paper", "zellige-paper-coalesced", "portfolio", "zellige")
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def plan_command(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan or plans.")] = None,
     policy: Annotated[
         str, typer.Option("--policy", help="Which policy plans.", autocompletion=complete_policy)
-    ] = "portfolio",
+    ] = "zellige",
     micro_steps: Annotated[
         str, typer.Option("--micro-steps", help="auto or a number: accumulate gradients where one step is too small.")
     ] = "",

@@ -66,7 +66,7 @@ def default_policies(setup: Setup, num_batches: int) -> tuple[str, ...]:
         "static-coalesced",
         "zellige-paper",
         "zellige-paper-coalesced",
-        "portfolio",
+        "zellige",
     )
 
 

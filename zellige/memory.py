@@ -97,7 +97,8 @@ def kept_bytes(model: ModelSpec, shape: AttentionShape, config: ParallelConfig, 
     """What the largest shard keeps from forward to backward, over all layers.
 
     ``full``: the block's input. ``selective``: the block's input, and Q, K, V and O where attention was computed.
-    ``none``: everything, and what a split keeps beyond the owner's own Q, K, V and O.
+    ``none``: everything, with what attention saved in place of the owner's own Q, K and V; of a ring also the owner's K
+    and V, which later rounds send again (the other modes compute them again).
     """
     shard = _shard(shape, config)
     hidden = model.geometry.hidden_dim * WIRE_BYTES
@@ -109,7 +110,9 @@ def kept_bytes(model: ModelSpec, shape: AttentionShape, config: ParallelConfig, 
     if checkpoint == "selective":
         output_at_owner = shard * hidden if config.is_split else 0
         return layers * (shard * hidden + computed + output_at_owner)
-    return layers * (shard * layer_bytes_per_token(model) + max(0, computed - 2 * shard * hidden - own_kv))
+    sent_again = own_kv if config.k > 1 else 0
+    beyond_own = max(0, computed - shard * hidden - own_kv) + sent_again if config.is_split else 0
+    return layers * (shard * layer_bytes_per_token(model) + beyond_own)
 
 
 def live_bytes(model: ModelSpec, shape: AttentionShape, config: ParallelConfig) -> int:

@@ -58,7 +58,7 @@ def check_plan(plan: Plan, where: str, options: Options, timeout_s: float = COLL
                 where=where,
                 message=f"the fullest rank is {format_bytes(over)} over its memory",
                 fix=f"plan --micro-steps auto: {max(2, room_need(problem).least_micro_steps)} micro-steps or more;"
-                " or a policy that splits, as portfolio",
+                " or a policy that splits, as zellige",
             )
         )
     return findings

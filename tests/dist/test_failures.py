@@ -21,6 +21,7 @@ from rank_tasks import (
     sleep_long,
     stay_away_from_an_exchange,
     stay_away_from_the_start,
+    watch_while_the_last_rank_stays_away,
 )
 
 from zellige.errors import MissingExtraError, TooFewRanksError
@@ -126,6 +127,17 @@ def test_a_rank_that_does_not_come_to_an_exchange_is_named_with_the_exchange() -
     assert codes(error) == {0: "ZL613", 1: "ZL613", 2: "ZL614"}
     for report in error.reports[:2]:
         assert "rank 2 did not come to forward.split." in report.text
+
+
+def test_a_rank_whose_waits_do_not_block_is_ended_by_its_watch_and_names_the_missing_one(tmp_path: Path) -> None:
+    message = msgspec.json.encode((str(tmp_path), PlanRun(plan(), 0, "fp32", "all-to-all")))
+    error = failure(watch_while_the_last_rank_stays_away, [message] * 3)
+    assert codes(error)[0] == codes(error)[1] == "ZL614"
+    for rank in (0, 1):
+        assert "status 6" in error.reports[rank].text
+        said = (tmp_path / f"rank{rank}").read_text()
+        assert "error[ZL613] rank 2 did not come to forward.split." in said
+        assert "no exchange has ended for 1 s" in said
 
 
 def test_a_plan_for_more_ranks_than_there_are_is_refused_by_all() -> None:

@@ -28,8 +28,8 @@ from zellige.exec.session import Session
 RankTask = Callable[[Session, bytes], bytes]
 """What a rank does: its session and the payload in, its answer out. A function of a module, for it goes by name."""
 
-PRELOADED = ["zellige.exec.launch", "torch.fx.experimental.symbolic_shapes"]
-"""Imported once, before ranks are forked; torch's autograd imports the second at its first use, which takes seconds."""
+PRELOADED = ["zellige.exec.launch", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "torch.distributed.fsdp"]
+"""Imported once, before ranks are forked; autograd, optimizers and sharding import the rest at their first use."""
 
 REPORT_SECONDS = 4.0
 """How long ranks may take to report, once one of them has failed."""

@@ -1,4 +1,7 @@
-"""The best disjoint groups for a batch, by CP-SAT: what a scheme without overlapping rank sets can reach at most.
+"""The best disjoint groups for a batch, by CP-SAT: groups inside a node, and groups of whole nodes.
+
+Schemes that also cut a node for a group over several nodes (12 + 2 + 2 on two nodes of eight, as :mod:`fcp` may) are
+outside of it, and can be faster.
 
 Groups partition the ranks, every group has one configuration, and every sequence goes to one group and inherits it
 (arXiv 2608.01150, section on disjoint-group placement). Sizes inside a node are all that partition it (powers of two

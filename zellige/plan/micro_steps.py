@@ -252,7 +252,7 @@ class _Cutter:
                 f"sequence {sequence.id} does not fit alone, as {plan.policy} places it",
                 where=f"{bucket.name}: {bucket.num_tokens:,} tokens as {plan.placements[0].config}",
                 details=(f"{format_bytes(over)} missing on rank {rank}",),
-                fix="a policy that splits it, as portfolio",
+                fix="a policy that splits it, as zellige",
             )
 
     def plan_of(self, part: Counts) -> Plan | None:

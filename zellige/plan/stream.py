@@ -1,6 +1,6 @@
 """Plans for a run of batches, made ahead of the trainer by a process of its own, in the order of the batches.
 
-    with plan_stream(problems, "portfolio", ahead=4) as plans:
+    with plan_stream(problems, "zellige", ahead=4) as plans:
         for plan in plans:
             ...
 
@@ -37,7 +37,7 @@ SECONDS_TO_END = 2.0
 
 def plan_stream(
     problems: Iterable[Problem],
-    policy: str = "portfolio",
+    policy: str = "zellige",
     *,
     engine: Engine | None = None,
     ahead: int = DEFAULT_AHEAD,

@@ -1,0 +1,80 @@
+"""A plan trained from the command line: on processes of this machine, and on ranks that torchrun started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import SETTING, Run, write
+
+from zellige.exec.metrics import read_metrics
+from zellige.files import decode_json
+from zellige.trace import Trace
+
+pytestmark = pytest.mark.dist
+
+CLIPS = """\
+{"width": 832, "height": 480, "num_frames": 17, "fps": 16}
+{"width": 512, "height": 512, "num_frames": 1, "count": 3}
+"""
+SMALL = ("--model-size", "tiny", "--shrink", "200")
+
+
+def make_plan(run: Run) -> None:
+    """plan.json, which splits sequences over pairs of four ranks."""
+    write("mix.jsonl", CLIPS)
+    done = run("plan", "mix.jsonl", *SETTING, "--policy", "static", "--checkpoint", "selective", "-o", "plan.json")
+    assert done.code == 0, done.err
+
+
+def test_a_plan_trains_and_goes_on(run: Run) -> None:
+    make_plan(run)
+    common = ("execute", "plan.json", *SMALL, "--out", "run", "--save-every", "2", "--learning-rate", "0.001")
+    first = run(*common, "--steps", "2", "--memory", "--trace", "spans.json")
+    assert first.code == 0, first.err
+    assert "dit of wan2.1-t2v-1.3b, 2 layers of 192, ddp, fp32, checkpoint selective" in first.out
+    spans = {event["name"] for event in json.loads(Path("spans.json").read_text())["traceEvents"]}
+    assert {"recompute.relinear", "optimizer"} <= spans
+    for ending in (".project", ".attend0", ".finish"):
+        assert {name.split(".")[0] for name in spans if name.endswith(ending)} == {"forward", "backward"}
+    answer = run(*common, "--steps", "3", "--resume", "--json").json
+    assert answer["schema"] == "zellige.training/1"
+    found = [(rank["rank"], rank["first_step"], len(rank["losses"])) for rank in answer["ranks"]]
+    assert found == [(rank, 2, 1) for rank in range(4)]
+    lines = read_metrics(Path("run") / "metrics.jsonl")
+    assert [line.step for line in lines] == [0, 1, 2]
+    assert lines[1].peak_memory_bytes is not None
+    assert lines[2].loss == answer["ranks"][0]["losses"][0]
+
+
+def test_options_that_do_not_go_together_are_refused(run: Run) -> None:
+    done = run("execute", "plan.json", "--verify")
+    assert (done.code, done.out) == (2, "")
+    assert "--attention-only --verify" in done.err
+    done = run("execute", "plan.json", "--resume")
+    assert (done.code, done.out) == (2, "")
+    assert "--out FOLDER" in done.err
+
+
+@pytest.mark.slow
+def test_a_plan_trains_under_torchrun(run: Run) -> None:
+    make_plan(run)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4"),
+            *("--master-addr=127.0.0.1", "--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+            *("-m", "zellige.exec", "--plan", "plan.json", *SMALL, "--steps", "2", "--parallel", "fsdp"),
+            *("--trace", "trace.json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fsdp, fp32, checkpoint selective" in done.stdout
+    trace = decode_json(Path("trace.json").read_text(), Trace, "trace.json")
+    assert trace.origin == "measured"
+    assert {span.rank for span in trace.spans} == {0, 1, 2, 3}

@@ -1,0 +1,187 @@
+"""The command that runs plans for real: training steps, or attention alone."""
+
+from __future__ import annotations
+
+import enum
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zellige.cli_support import JsonOption, PricesOption, print_json, print_lines
+from zellige.errors import MissingExtraError, UsageError
+
+
+class DtypeChoice(enum.StrEnum):
+    """Element type of the tensors."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class BackendChoice(enum.StrEnum):
+    """Communication library."""
+
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+class TransportChoice(enum.StrEnum):
+    """How an exchange travels."""
+
+    ALL_TO_ALL = "all-to-all"
+    PEER_TO_PEER = "peer-to-peer"
+
+
+class NetworkChoice(enum.StrEnum):
+    """What trains: an own transformer of the model's geometry, or diffusers' Wan."""
+
+    DIT = "dit"
+    WAN = "wan"
+
+
+class SizeChoice(enum.StrEnum):
+    """How much of the model trains; heads stay."""
+
+    FULL = "full"
+    SMALL = "small"
+    TINY = "tiny"
+
+
+StepsOption = Annotated[int, typer.Option("--steps", min=1, max=1_000_000, help="Training steps.")]
+NetworkOption = Annotated[NetworkChoice, typer.Option("--network", help="Own transformer, or diffusers' Wan.")]
+SizeOption = Annotated[SizeChoice, typer.Option("--model-size", help="Layers and widths, for slower ranks.")]
+ShardedOption = Annotated[bool, typer.Option("--fsdp/--ddp", help="Shard parameters (FSDP2), or replicate them.")]
+AccumulateOption = Annotated[int, typer.Option("--accumulate", min=1, max=4096, help="Micro-steps a step.")]
+RateOption = Annotated[float, typer.Option("--learning-rate", min=0, help="AdamW's.")]
+DirectoryOption = Annotated[Path | None, typer.Option("--out", help="Folder of metrics and checkpoints.")]
+SaveOption = Annotated[int, typer.Option("--save-every", min=0, help="Steps between checkpoints; 0: none.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")]
+MemoryOption = Annotated[bool, typer.Option("--memory", help="Count live tensors in the second step (CPU).")]
+
+
+def execute_command(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
+    steps: StepsOption = 1,
+    network: NetworkOption = NetworkChoice.DIT,
+    model_size: SizeOption = SizeChoice.FULL,
+    fsdp: ShardedOption = False,
+    accumulate: AccumulateOption = 1,
+    learning_rate: RateOption = 1e-4,
+    out: DirectoryOption = None,
+    save_every: SaveOption = 0,
+    resume: ResumeOption = False,
+    memory: MemoryOption = False,
+    attention_only: Annotated[
+        bool, typer.Option("--attention-only", help="Run attention layers on random inputs.")
+    ] = False,
+    layers: Annotated[int, typer.Option("--layers", min=1, max=1000, help="Layers, with --attention-only.")] = 1,
+    shrink: Annotated[
+        int, typer.Option("--shrink", min=1, max=1_000_000, help="Divide all lengths, to fit slower ranks.")
+    ] = 1,
+    dtype: Annotated[DtypeChoice, typer.Option("--dtype", help="Element type.")] = DtypeChoice.FP32,
+    backend: Annotated[BackendChoice, typer.Option("--backend", help="Communication library.")] = BackendChoice.GLOO,
+    transport: Annotated[
+        TransportChoice, typer.Option("--transport", help="All-to-all, or sends to real peers only.")
+    ] = TransportChoice.ALL_TO_ALL,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare attention with unsharded fp64.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and data.")] = 0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, max=86_400, help="Seconds after which the whole run is ended.")
+    ] = 600.0,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write the spans (Chrome trace).")] = None,
+    prices: PricesOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Run a plan on processes of this machine, one a rank, and measure it with the program's span names."""
+    common = {"dtype": dtype.value, "seed": seed, "backend": backend.value, "transport": transport.value}
+    if attention_only:
+        result, lines = _attention(plan, prices, shrink, layers, verify, timeout, common)
+    else:
+        if verify:
+            raise UsageError("--verify compares attention alone", fix="--attention-only --verify")
+        if (resume or save_every) and out is None:
+            raise UsageError("checkpoints need a folder", fix="--out FOLDER")
+        settings = {
+            **common, "steps": steps, "network": network.value, "parallel": "fsdp" if fsdp else "ddp",
+            "accumulate": accumulate, "learning_rate": learning_rate, "directory": str(out) if out else "",
+            "save_every": save_every, "resume": resume, "measure_memory": memory, "trace": trace is not None,
+        }  # fmt: skip
+        result, lines = _training(plan, model_size.value, shrink, timeout, settings)
+    if trace is not None:
+        _write_trace(trace, result.trace)
+    if json:
+        print_json(result)
+        return
+    print_lines(lines)
+    if trace is not None:
+        print_lines([f"spans written to {trace}: open them in Perfetto or chrome://tracing"])
+
+
+def _attention(
+    plan: str, prices: str, shrink: int, layers: int, verify: bool, timeout: float, common: dict[str, Any]
+) -> tuple[Any, list[str]]:
+    """Attention layers of a plan; the execution, and what to print of it."""
+    from zellige.plan_check import load_plan, plan_problem
+    from zellige.program import lower
+    from zellige.program import shrink as shrink_program
+    from zellige.program_checks import check_program
+    from zellige.sources import Options
+
+    loaded = load_plan(plan)
+    program = lower(loaded, plan_problem(loaded, plan, Options(prices=prices)))
+    if shrink > 1:
+        program = shrink_program(program, shrink)
+    check_program(program)
+    _require_torch()
+    from zellige.exec.execute import execute_attention, summary
+
+    more = ", a comparison in fp64" if verify else ""
+    _announce(f"{program.num_ranks} ranks: a warm-up layer, {layers} measured{more}", timeout)
+    done = execute_attention(program, layers=layers, verify=verify, timeout_s=timeout, deadline_s=timeout, **common)
+    return done, [str(program), "", *summary(done).splitlines()]
+
+
+def _training(plan: str, size: Any, shrink: int, timeout: float, settings: dict[str, Any]) -> tuple[Any, list[str]]:
+    """Training steps of a plan; what they were, and what to print of it."""
+    from zellige.plan_check import load_plan, plan_problem
+    from zellige.sources import Options
+
+    loaded = load_plan(plan)
+    problem = plan_problem(loaded, plan, Options())
+    _require_torch()
+    from zellige.exec.dit import resized
+    from zellige.exec.plans import training_plans
+    from zellige.exec.training import TrainingRun, execute_training, training_lines
+
+    model = resized(problem.model, size)
+    parts = training_plans(loaded, model, shrink=shrink, where=plan)
+    settings["accumulate"] *= len(parts)
+    run = TrainingRun(plans=parts, model=model, **settings)
+    tokens = sum(run.plans[index].num_visual for index in run.plans_of(0))
+    _announce(f"{parts[0].program.num_ranks} ranks: {run.steps} steps of {tokens:,} tokens", timeout)
+    done = execute_training(run, timeout_s=timeout, deadline_s=timeout)
+    return done, training_lines(run, done)
+
+
+def _announce(what: str, timeout: float) -> None:
+    """Say what will run, and make ranks and their folder go with this process when it is terminated."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.stderr.write(f"{what}; at most {timeout:g} s (a larger --shrink is faster)\n")
+
+
+def _require_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingExtraError("executing a plan needs torch", fix="pip install 'zellige[exec]'") from None
+
+
+def _write_trace(path: Path, trace: Any) -> None:
+    from zellige.chrome_trace import chrome_events
+    from zellige.files import canonical_json, write_text
+
+    write_text(path, canonical_json(chrome_events(trace)).decode() + "\n")
