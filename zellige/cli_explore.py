@@ -141,8 +141,22 @@ def catalog_list_command(
 @catalog_app.command("show")
 def catalog_show_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A bundled name.", autocompletion=complete_catalog)],
+    errors: Annotated[
+        str, typer.Option("--errors", metavar="TABLE", help="Analytic prices against this measured table, by term.")
+    ] = "",
+    json: JsonOption = False,
 ) -> None:
-    """One entry as its file holds it, sources included."""
+    """One entry as its file holds it, sources included; or how far its constants are from what was measured."""
+    if errors:
+        from zellige.measuring import analytic_errors
+        from zellige.validation_report import error_lines
+
+        found = analytic_errors(errors, name)
+        if json:
+            print_json(found)
+        else:
+            print_lines(error_lines(found))
+        return
     from zellige.catalog import catalog_text
 
     sys.stdout.write(catalog_text(name))

@@ -105,7 +105,7 @@ def write(files: Files, name: str, data: bytes) -> str:
     return str(path)
 
 
-many = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+many = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 chances = st.integers(0, 2**32 - 1).map(random.Random)
 
 

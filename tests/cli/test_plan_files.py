@@ -20,11 +20,11 @@ from zellige.shards import ParallelConfig
 
 def test_a_plan_that_is_written_passes_check(run: Run) -> None:
     write("mixed.jsonl", MIXED)
-    for policy in ("zellige-paper", "zellige-paper-coalesced", "dp", "usp", "static", "knapformer", "portfolio"):
+    for policy in ("zellige-paper", "zellige-paper-coalesced", "dp", "usp", "static", "knapformer", "zellige"):
         assert run("plan", "mixed.jsonl", *SETTING, "--policy", policy, "-o", f"{policy}.json").code == 0
         assert run("check", f"{policy}.json").code == 0
     assert run("plan", "mixed.jsonl", *SETTING, "-o", "again.json").code == 0
-    plans = [json.loads(Path(name).read_text()) for name in ("portfolio.json", "again.json")]
+    plans = [json.loads(Path(name).read_text()) for name in ("zellige.json", "again.json")]
     assert plans[0]["digest"] == plans[1]["digest"]
 
 

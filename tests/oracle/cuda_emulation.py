@@ -7,6 +7,7 @@ module with the functions of the flash-attn package, as custom operators with it
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Iterator
 
@@ -42,73 +43,76 @@ def _packing(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k
     return packing
 
 
+def _aten_forward(
+    calls: Calls,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+    debug: bool,
+    *,
+    scale: float | None = None,
+    **more: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    assert (dropout, causal, debug, scale, set(more.values()) - {None}) == (0.0, False, False, None, set())
+    state = torch.zeros(2, dtype=torch.uint64)
+    if cu_q is None or cu_k is None:
+        dense = Packing((q.shape[1],) * len(q), (k.shape[1],) * len(k))
+        out, lse = CpuFlash().forward(*(t.flatten(0, 1) for t in (q, k, v)), dense)
+        lse = lse.view(len(q), -1, q.shape[2]).transpose(1, 2).contiguous()
+        return out.view(q.shape), lse, state, q.new_empty(0), q.new_empty(0)
+    packing = _packing(q, k, cu_q, cu_k, max_q, max_k)
+    calls.append(("forward", len(packing.lengths_q)))
+    out, lse = CpuFlash().forward(q, k, v, packing)
+    return out, lse.transpose(0, 1).contiguous(), state, q.new_empty(0), q.new_empty(0)
+
+
+def _aten_backward(
+    calls: Calls,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+    state: Tensor,
+    unused: Tensor,
+    *,
+    scale: float | None = None,
+    **more: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    assert (dropout, causal, scale, set(more.values()) - {None}) == (0.0, False, None, set())
+    assert (state.dtype, state.shape) == (torch.uint64, (2,))
+    if cu_q is None or cu_k is None:
+        dense = Packing((q.shape[1],) * len(q), (k.shape[1],) * len(k))
+        flat = [t.flatten(0, 1) for t in (grad, q, k, v, out, lse.transpose(1, 2))]
+        dq, dk, dv = CpuFlash().backward(*flat, dense)
+        return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
+    assert (lse.dtype, lse.shape, lse.is_contiguous()) == (torch.float32, (q.shape[1], q.shape[0]), True)
+    assert out.dtype == grad.dtype == q.dtype
+    packing = _packing(q, k, cu_q, cu_k, max_q, max_k)
+    calls.append(("backward", len(packing.lengths_q)))
+    return CpuFlash().backward(grad, q, k, v, out, lse.transpose(0, 1), packing)
+
+
 @contextlib.contextmanager
 def aten_flash() -> Iterator[Calls]:
     """``aten::_flash_attention_forward`` and its backward on CPU tensors, inside the block."""
     calls = Calls()
-
-    def forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_q: Tensor | None,
-        cu_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        dropout: float,
-        causal: bool,
-        debug: bool,
-        *,
-        scale: float | None = None,
-        **more: object,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        assert (dropout, causal, debug, scale, set(more.values()) - {None}) == (0.0, False, False, None, set())
-        state = torch.zeros(2, dtype=torch.uint64)
-        if cu_q is None or cu_k is None:
-            dense = Packing((q.shape[1],) * len(q), (k.shape[1],) * len(k))
-            out, lse = CpuFlash().forward(*(t.flatten(0, 1) for t in (q, k, v)), dense)
-            lse = lse.view(len(q), -1, q.shape[2]).transpose(1, 2).contiguous()
-            return out.view(q.shape), lse, state, q.new_empty(0), q.new_empty(0)
-        packing = _packing(q, k, cu_q, cu_k, max_q, max_k)
-        calls.append(("forward", len(packing.lengths_q)))
-        out, lse = CpuFlash().forward(q, k, v, packing)
-        return out, lse.transpose(0, 1).contiguous(), state, q.new_empty(0), q.new_empty(0)
-
-    def backward(
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        cu_q: Tensor | None,
-        cu_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        dropout: float,
-        causal: bool,
-        state: Tensor,
-        unused: Tensor,
-        *,
-        scale: float | None = None,
-        **more: object,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        assert (dropout, causal, scale, set(more.values()) - {None}) == (0.0, False, None, set())
-        assert (state.dtype, state.shape) == (torch.uint64, (2,))
-        if cu_q is None or cu_k is None:
-            dense = Packing((q.shape[1],) * len(q), (k.shape[1],) * len(k))
-            flat = [t.flatten(0, 1) for t in (grad, q, k, v, out, lse.transpose(1, 2))]
-            dq, dk, dv = CpuFlash().backward(*flat, dense)
-            return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
-        assert (lse.dtype, lse.shape, lse.is_contiguous()) == (torch.float32, (q.shape[1], q.shape[0]), True)
-        assert out.dtype == grad.dtype == q.dtype
-        packing = _packing(q, k, cu_q, cu_k, max_q, max_k)
-        calls.append(("backward", len(packing.lengths_q)))
-        return CpuFlash().backward(grad, q, k, v, out, lse.transpose(0, 1), packing)
-
     library = torch.library.Library("aten", "IMPL")
-    library.impl("_flash_attention_forward", forward, "CPU")
-    library.impl("_flash_attention_backward", backward, "CPU")
+    library.impl("_flash_attention_forward", functools.partial(_aten_forward, calls), "CPU")
+    library.impl("_flash_attention_backward", functools.partial(_aten_backward, calls), "CPU")
     try:
         yield calls
     finally:

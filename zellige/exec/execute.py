@@ -13,11 +13,13 @@ from torch import Tensor
 
 from zellige.errors import MissingExtraError
 from zellige.exec.attention import Engine
+from zellige.exec.devices import rank_device
 from zellige.exec.kernels import CpuFlash, Kernel, Packing, Reference
 from zellige.exec.launch import run_ranks
 from zellige.exec.recorder import Recorder
 from zellige.exec.session import Backend, Session, connected, fingerprint, require_ranks
 from zellige.exec.transports import Communicators
+from zellige.exec.watch import ExchangeWatch, end_process
 from zellige.program import Program
 from zellige.trace import Span, Trace
 from zellige.units import format_bytes, format_time
@@ -180,12 +182,13 @@ def make_communicators(program: Program, session: Session, transport: TransportN
 def run_attention(session: Session, run: AttentionRun) -> RankResult:
     """Run the layers on this rank; the process group must be there."""
     program, rank = run.program, session.rank
-    device = torch.device("cpu")
-    if run.backend == "nccl":
-        device = torch.device("cuda", rank % torch.cuda.device_count())
+    device = rank_device(run.backend, rank)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         torch.cuda.set_device(device)
     kernel = select_kernel(device, DTYPES[run.dtype])
-    recorder = Recorder(rank, synchronize=torch.cuda.synchronize if device.type == "cuda" else None)
+    recorder = Recorder(rank, synchronize=torch.cuda.synchronize if on_gpu else None)
+    watch = ExchangeWatch(session.timeout_s, end_process(session.explain)) if on_gpu else None
     communicators = make_communicators(program, session, run.transport)
     engine = Engine(
         program,
@@ -196,6 +199,7 @@ def run_attention(session: Session, run: AttentionRun) -> RankResult:
         device=device,
         recorder=recorder,
         explain=session.explain,
+        watch=watch,
     )
     inputs = rank_inputs(run, rank, device)
     for layer in range(-run.warmup, run.layers):
@@ -211,6 +215,8 @@ def run_attention(session: Session, run: AttentionRun) -> RankResult:
     recorder.enabled = False
     error = _worst_error(run, rank, (out.detach(), *gradients)) if run.verify else None
     summary = _summary(engine, communicators, before, run.layers, error)
+    if watch is not None:
+        watch.close()
     communicators.close()
     return RankResult(summary=summary, spans=tuple(recorder.spans), kernel=kernel.name)
 

@@ -1,0 +1,155 @@
+"""Commands that measure: prices of this machine, and how far predictions from them can be trusted."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zellige.cli_support import (
+    BatchArgument,
+    CheckpointChoice,
+    CheckpointOption,
+    ClusterOption,
+    JsonOption,
+    ModelOption,
+    console,
+    print_json,
+    print_lines,
+    progress,
+    warn_drops,
+)
+from zellige.errors import UsageError
+
+
+class DeviceChoice(enum.StrEnum):
+    """What is measured."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+SUITE = "suite"
+"""The batch argument that means the validation suite's own batch."""
+
+MinutesOption = Annotated[
+    float, typer.Option("--minutes", min=0.05, max=10_000, help="Measure no longer; fit the rest.")
+]
+
+
+def profile_command(
+    batch: Annotated[str, typer.Argument(metavar="BATCH", help="A clip list, a workload, gen:NAME, or 'suite'.")],
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say what measuring would take, and measure nothing.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the table goes; its journal lies beside it.")] = None,
+    device: Annotated[DeviceChoice, typer.Option("--device", help="Measure a CPU core or a GPU.")] = DeviceChoice.CPU,
+    minutes: MinutesOption = 6.0,
+    end_to_end: Annotated[bool, typer.Option("--end-to-end", help="One figure a price, as the paper has.")] = False,
+    no_links: Annotated[bool, typer.Option("--no-links", help="Keep the cluster's own links.")] = False,
+    checkpoint: CheckpointOption = CheckpointChoice.FULL,
+    cluster: ClusterOption = "",
+    model: ModelOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Measure the prices of a batch's buckets on this machine (resumable), or say what that would take."""
+    if estimate:
+        _estimate(batch, cluster, model, json)
+        return
+    if out is None:
+        raise UsageError("a table needs a place", fix="--out table.json (or --estimate)")
+    from zellige.files import readable_json, write_text
+    from zellige.measuring import measure_table, measuring_setting
+    from zellige.validation_report import profile_lines
+
+    setting = measuring_setting(batch, cluster, model, checkpoint.value, warn_drops)
+    with progress("measuring", setting.num_probes) as advance:
+        table, done = measure_table(
+            setting,
+            out,
+            device=device.value,
+            seconds=60 * minutes,
+            links=not no_links,
+            end_to_end=end_to_end,
+            advance=advance,
+        )
+    write_text(out, readable_json(table))
+    if json:
+        print_json({"schema": "zellige.profile/1", "rows": len(table.rows), "progress": done})
+        return
+    print_lines(profile_lines(table, done, str(out)))
+
+
+def _estimate(batch: str, cluster: str, model: str, json: bool) -> None:
+    from zellige.measuring import measuring_setting
+    from zellige.memory import memory_model
+    from zellige.profile import estimate_profile
+    from zellige.report import estimate_lines
+
+    spec, hardware, buckets, mode = measuring_setting(batch, cluster, model, "full", warn_drops).setting
+    result = estimate_profile(spec, hardware, buckets, memory_model(spec, hardware, "zero3", mode), mode)
+    if json:
+        print_json(result)
+        return
+    print_lines(estimate_lines(result))
+
+
+def validate_command(
+    batch: BatchArgument = SUITE,
+    prices: Annotated[str, typer.Option("--prices", help="A measured table; without it one is measured.")] = "",
+    cluster: Annotated[
+        list[str] | None, typer.Option("--cluster", help="Clusters whose plans run here (repeatable).")
+    ] = None,
+    model: ModelOption = "tiny-dit",
+    device: Annotated[
+        DeviceChoice, typer.Option("--device", help="Run ranks on CPU cores or a GPU.")
+    ] = DeviceChoice.CPU,
+    alone: Annotated[bool, typer.Option("--alone", help="Run ranks one by one, and replay them.")] = False,
+    plans: Annotated[int, typer.Option("--plans", min=1, max=10_000, help="Plans of the rotation.")] = 18,
+    policy: Annotated[list[str] | None, typer.Option("--policy", help="Also a policy's plan (repeatable).")] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Measured steps of a plan.")] = 3,
+    minutes: MinutesOption = 0.5,
+    measured: Annotated[str, typer.Option("--measured", help="Read runs from this file; run nothing.")] = "",
+    save: Annotated[Path | None, typer.Option("--save", help="Keep the runs in this folder, and the table.")] = None,
+    raw_pace: Annotated[bool, typer.Option("--raw-pace", help="Do not scale predictions to the pace.")] = False,
+    interference: Annotated[
+        Path | None, typer.Option("--write-interference", help="Write the table with interference terms.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Predicted against measured, for real: run plans here and say how far to trust the order of plans."""
+    from zellige.measuring import Wanted, run_validation
+    from zellige.validation_report import validation_lines, validation_tables
+
+    wanted = Wanted(
+        batch=batch,
+        prices=prices,
+        clusters=tuple(cluster or ("cpux8", "cpux2")),
+        model=model,
+        device=device.value,
+        alone=alone,
+        plans=plans,
+        policies=tuple(policy or ()),
+        repeats=repeats,
+        seconds=60 * minutes,
+        measured=measured,
+        save=save,
+        at_pace=not raw_pace,
+        interference=interference,
+    )
+    report = run_validation(wanted, warn_drops, _say)
+    if json:
+        print_json(report)
+        return
+    for setup in report.setups:
+        print_lines(validation_lines(setup))
+        for table in validation_tables(setup):
+            console().print(table)
+    print_lines([f"all of it took {report.seconds:.0f} s"])
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

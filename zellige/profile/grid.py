@@ -1,0 +1,106 @@
+"""What is measured, in which order: probes are small programs of one bucket under one split, run on one rank alone.
+
+A budget of time cuts the list; what is left out is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from zellige.cluster import Cluster
+from zellige.memory import Checkpoint
+from zellige.model import ModelSpec
+from zellige.prices import attention_shape, legal_configs
+from zellige.program import Assignment, Heads, Program, build_program
+from zellige.shards import WHOLE, ParallelConfig, owned_range
+from zellige.workload import Bucket
+
+MOST_COPIES = 16
+LEAST_SPLITS = 18
+"""Probes of splits, at least, where a cluster has few of them."""
+
+PROBE_LAYERS = 2
+"""Layers that a probe runs; a step's time is that of a layer times the model's layers."""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """``count`` sequences of a bucket under one configuration, on as many ranks as it splits into.
+
+    ``beside`` more of them are whole on the measured rank, as a plan would fill the waits of a split.
+    """
+
+    bucket: Bucket
+    config: ParallelConfig
+    count: int = 1
+    beside: int = 0
+
+    @property
+    def key(self) -> str:
+        """``1280x720x9:h2k2*1+0``, the name of the probe in journals."""
+        return f"{self.bucket.name}:{self.config}*{self.count}+{self.beside}"
+
+    @property
+    def rank(self) -> int:
+        """The position of the largest shard."""
+        return self.config.degree - 1
+
+
+def probe_program(probe: Probe, model: ModelSpec, checkpoint: Checkpoint) -> Program:
+    """The program that a probe runs one rank of, under the coalesced engine."""
+    geometry = model.geometry
+    length = model.sequence_length(probe.bucket.num_tokens)
+    ranks = tuple(range(probe.config.degree))
+    assignments = [Assignment(f"s{i}", length, probe.config, ranks) for i in range(probe.count)]
+    assignments += [Assignment(f"w{i}", length, WHOLE, (probe.rank,)) for i in range(probe.beside)]
+    return build_program(
+        assignments,
+        Heads(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim),
+        num_ranks=probe.config.degree,
+        num_layers=min(PROBE_LAYERS, geometry.num_layers),
+        checkpoint=checkpoint,
+    )
+
+
+def probes(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[Probe]:
+    """All probes of a profile, those that matter most first.
+
+    First what no law can do without (:func:`required`), then every pair of bucket and split, the longest buckets first.
+    Shards of no tokens are left out.
+    """
+    ordered = sorted(buckets, key=lambda bucket: (-bucket.num_tokens, bucket))
+    splits = [config for config in legal_configs(model, cluster) if config.is_split]
+    pairs = [Probe(bucket, config) for bucket in ordered for config in splits if _has_tokens(model, bucket, config)]
+    return list(dict.fromkeys([*required(model, cluster, buckets), *pairs]))
+
+
+def required(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[Probe]:
+    """The fewest probes that every law can be fitted from.
+
+    Every bucket whole, alone and as several together; every split on buckets of different lengths in turn: alone, as
+    several together, and beside whole sequences. So what calls, sequences, tokens and pairs cost comes apart.
+    """
+    ordered = sorted(buckets, key=lambda bucket: (-bucket.num_tokens, bucket))
+    found = [Probe(bucket, WHOLE) for bucket in ordered]
+    for place, bucket in enumerate(ordered):
+        copies = min(MOST_COPIES, ordered[0].num_tokens // bucket.num_tokens)
+        if bucket == ordered[-1]:
+            copies = max(3, copies)
+        count = copies if place % 2 else max(2, copies // 3)
+        found += [Probe(bucket, WHOLE, count)] if copies > 1 else []
+    splits = [config for config in legal_configs(model, cluster) if config.is_split]
+    rounds = max(1, LEAST_SPLITS // max(1, len(splits)))
+    for place, config in enumerate(splits * rounds):
+        turn = place + place // len(splits)
+        bucket = ordered[(turn + place // len(splits)) % len(ordered)]
+        crowd = min(MOST_COPIES, 1 + ordered[0].num_tokens // bucket.num_tokens)
+        count, beside = ((1, 0), (crowd, 0), (max(1, crowd // 2), max(2, crowd // 2)))[turn % 3]
+        if _has_tokens(model, bucket, config):
+            found.append(Probe(bucket, config, count, beside))
+    return list(dict.fromkeys(found))
+
+
+def _has_tokens(model: ModelSpec, bucket: Bucket, config: ParallelConfig) -> bool:
+    start, stop = owned_range(attention_shape(model, bucket.num_tokens).length, config, 0)
+    return stop > start

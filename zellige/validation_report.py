@@ -1,0 +1,113 @@
+"""Validation and profiles as text and tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zellige.prices import PriceTable
+from zellige.profile.profiler import Progress
+from zellige.units import format_time
+from zellige.validate import ModelReport, SetupReport
+
+if TYPE_CHECKING:
+    from zellige.measuring import AnalyticErrors
+
+
+def profile_lines(table: PriceTable, done: Progress, path: str) -> list[str]:
+    """What a profile measured and how well it fits."""
+    calibration = table.header.calibration
+    assert calibration is not None
+    counts = {source: sum(row.price.source == source for row in table.rows) for source in table.sources}
+    lines = [
+        f"{len(table.rows)} prices written to {path}: " + ", ".join(f"{n} {source}" for source, n in counts.items()),
+        f"{done.measured} probes measured now, {done.resumed} taken from the journal, {done.left} left to the fit;"
+        f" {calibration.seconds:.0f} s of measuring",
+        *table.header.assumptions,
+    ]
+    if done.throttled:
+        lines.append(f"warning: this machine was up to {done.drift:.0%} slower than at first: shared, or throttled")
+    return lines
+
+
+def validation_lines(setup: SetupReport) -> list[str]:
+    """The report of one cluster in sentences."""
+    lines = [
+        f"{setup.cluster}, {setup.model}: {len(setup.plans)} plans, none used to fit prices. Basis: {setup.basis}.",
+        f"noise of a plan's steps {setup.noise:.1%}; the machine ran at {setup.pace:.2f} of the table's time",
+    ]
+    for model in setup.models:
+        lines += _model_lines(model)
+    lines.append(
+        f"order by additive prices: {setup.certain} of {len(setup.pairs)} pairs are certain,"
+        f" of these {setup.certain_right} in the measured order"
+    )
+    helps = "helps on plans that it was not fitted on" if setup.interference_helps else "does not help: leave it off"
+    lines.append(f"interference {helps}")
+    return lines
+
+
+def _model_lines(model: ModelReport) -> list[str]:
+    order, replay = model.order, model.replay
+    against = (
+        f"{model.model}: makespan against replay {replay.mape.mean:.1%} [{replay.mape.low:.1%}, {replay.mape.high:.1%}]"
+        f" (signed {replay.signed:+.1%}, worst {replay.worst:.1%})"
+    )
+    if model.wall is not None:
+        against += f", against the wall clock {model.wall.mape.mean:.1%} (signed {model.wall.signed:+.1%})"
+    lines = [
+        against,
+        f"    rank time {model.rank_time.mape.mean:.1%} (signed {model.rank_time.signed:+.1%}),"
+        f" memory {model.memory.mape.mean:.1%} (signed {model.memory.signed:+.1%})",
+        f"    order: tau {order.tau_clear.mean:.2f} [{order.tau_clear.low:.2f}, {order.tau_clear.high:.2f}] over"
+        f" {order.clear_pairs} pairs that differ by more than {order.threshold:.1%}; tau-b {order.kendall.mean:.2f},"
+        f" Spearman {order.spearman.mean:.2f}, pairwise {order.pairwise:.1%}, regret of the best {order.regret:.1%}",
+    ]
+    if model.wall_order is not None:
+        wall = model.wall_order
+        lines.append(
+            f"    order of the wall clock: tau {wall.tau_clear.mean:.2f} over {wall.clear_pairs} pairs that differ by"
+            f" more than {wall.threshold:.1%}, regret {wall.regret:.1%}"
+        )
+    terms = model.residual
+    lines.append(
+        f"    residual of ranks: {terms['per_split_ns'] / 1e6:+.3f} ms a split,"
+        f" {terms['per_sequence_ns'] / 1e6:+.3f} ms a sequence, {terms['per_byte_ns']:+.4f} ns a byte;"
+        f" these explain {terms['explained']:.0%} of it"
+    )
+    return lines
+
+
+def validation_tables(setup: SetupReport) -> list[Any]:
+    """A table of plans."""
+    from rich.table import Table
+
+    table = Table(title=f"{setup.cluster}: replayed, measured and predicted makespans")
+    names = {"additive+interference": "+interference"}
+    for column in ("plan", "engine", "replay", "noise", "wall", *(names.get(m.model, m.model) for m in setup.models)):
+        table.add_column(column, justify="left" if column in ("plan", "engine") else "right", no_wrap=True)
+    for plan in setup.plans:
+        table.add_row(
+            plan.label,
+            {"per_sequence": "per_seq", "coalesced": "coal"}.get(plan.engine, plan.engine),
+            format_time(plan.replay_ns),
+            f"{plan.noise:.1%}",
+            "-" if plan.wall_ns is None else format_time(plan.wall_ns),
+            *(f"{plan.predicted_ns[model.model] / plan.replay_ns - 1:+.1%}" for model in setup.models),
+        )
+    return [table]
+
+
+def error_lines(errors: AnalyticErrors) -> list[str]:
+    """Analytic against measured, by term."""
+    lines = [f"{errors.table}, measured on {errors.machine}: analytic over measured"]
+    for term in errors.terms:
+        lines.append(f"  {term.term:14s} {term.ratio:7.2f}x  ({term.low:.2f}x to {term.high:.2f}x, {term.rows} prices)")
+    lines.append(f"measuring took {errors.seconds / 60:.1f} minutes of this device")
+    if errors.steps is None:
+        lines.append("the analytic order of splits is as good as the measured one here: measuring gains no step time")
+    else:
+        lines.append(
+            f"choosing splits by measured prices saves {format_time(errors.gain_ns)} a split sequence (mean over"
+            f" buckets and degrees): measuring pays for itself after {errors.steps:,} such steps"
+        )
+    return lines
