@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from zellige.trace import Span, Trace
+from zellige.trace import Span, Trace, no_collection
 
 STREAMS = ("compute", "exchange", "gather", "reduce")
 """A rank's streams; a gather's and a reduction's transfers have streams of their own beside the exchanges'."""
@@ -30,6 +30,11 @@ def stream_of(span: Span) -> str:
 
 def chrome_events(trace: Trace) -> Event:
     """The trace as the JSON object of the format, events by time."""
+    with no_collection():
+        return _events(trace)
+
+
+def _events(trace: Trace) -> Event:
     tracks = _tracks(trace.spans)
     events: list[tuple[int, int, Event]] = []
     for span in trace.spans:

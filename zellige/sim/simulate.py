@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 from collections.abc import Iterator
 
 import msgspec
@@ -24,7 +22,7 @@ from zellige.sim.scripts import BACKWARD, FORWARD, Scripts, check_collectives, m
 from zellige.sim.spans import additive_trace, machine_trace
 from zellige.sim.state import StateTraffic, state_traffic
 from zellige.sim.steady import Repetition, find_repetition, forward_repeats, layers_needed
-from zellige.trace import Counter, CounterPoint, Trace
+from zellige.trace import Counter, CounterPoint, Trace, no_collection
 
 MORE_LAYERS = 4
 """Layers by which a step that does not repeat yet is made longer before the next look."""
@@ -70,7 +68,7 @@ def simulate(
         state = None
     elif state is None:
         state = state_traffic(problem.model, problem.cluster, problem.memory.sharding)
-    with _no_collection():
+    with no_collection():
         if fidelity == "additive":
             outcome = _walk(prices, options)
             trace = additive_trace(prices, outcome.scripts, outcome.records, outcome.finished)
@@ -94,18 +92,6 @@ def program_prices(
     if calibration is not None:
         return measured_op_prices(program, problem.model, problem.cluster, calibration)
     return (pricer or OpPricer(problem.model, problem.cluster, all_to_all=options.all_to_all)).price(program)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nothing here has cycles, and looking for them among millions of events and spans takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _walk(prices: OpPrices, options: SimOptions) -> Outcome:
