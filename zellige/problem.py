@@ -158,6 +158,27 @@ class Problem:
         }
 
     @cached_property
+    def fronts_by_rounds(self) -> tuple[tuple[int, dict[str, WorkFront]], ...]:
+        """(fewest ring rounds, :attr:`work_fronts` of options up to a limit) for plans that split nothing (0 rounds),
+        of 1 round, 2, 3 to 4, 5 to 8, ...: every plan is of one kind, and of its options none is left out."""
+        most = max((option.config.k for options in self.options.values() for option in options), default=1)
+        limits = [0, *(2**power for power in range((most - 1).bit_length() + 1))]
+        return tuple(
+            (
+                limit // 2 + 1 if limit else 0,
+                {
+                    name: work_front(
+                        (o.floor_ns, o.floor_ns * o.config.degree)
+                        for o in options
+                        if o.config.k <= limit or o.config.degree == 1
+                    )
+                    for name, options in self.options.items()
+                },
+            )
+            for limit in limits
+        )
+
+    @cached_property
     def ring_limits(self) -> tuple[int, ...]:
         """Powers of two that bound a plan's ring rounds, up to the most that a rung has."""
         most = max((rung.option.config.k for rungs in self.rungs.values() for rung in rungs), default=1)
@@ -189,7 +210,7 @@ class Problem:
 
     def prepare(self) -> None:
         """Build everything that depends on the prices alone and not on how many sequences there are."""
-        _ = self.options, self._by_key, self.work_fronts, self.fronts_within, self.prices_digest
+        _ = self.options, self._by_key, self.work_fronts, self.fronts_by_rounds, self.fronts_within, self.prices_digest
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -279,6 +300,13 @@ class Problem:
 
     def shared_calls_ns(self, num_ranks: int, num_nodes: int, num_rounds: int) -> int:
         """A step's calls of one packed group: forward, recompute where there is one, and twice in backward."""
-        passes = 4 if self.memory.checkpoint == "full" else 3
-        once = packed_calls_ns(self.cluster, num_ranks, num_nodes, num_rounds)
-        return math.ceil(self.model.geometry.num_layers * passes * once)
+        key = num_ranks, num_nodes, num_rounds
+        if key not in self._calls:
+            passes = 4 if self.memory.checkpoint == "full" else 3
+            once = packed_calls_ns(self.cluster, num_ranks, num_nodes, num_rounds)
+            self._calls[key] = math.ceil(self.model.geometry.num_layers * passes * once)
+        return self._calls[key]
+
+    @cached_property
+    def _calls(self) -> dict[tuple[int, int, int], int]:
+        return {}

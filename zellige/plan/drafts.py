@@ -5,18 +5,28 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from zellige.plan.blocks import Pod, Shape, make_pod, shapes_of
+from zellige.plan.blocks import Pod, make_pod
+from zellige.plan.free import Chosen, FreeSearch, front, place_freely
 from zellige.plan.improve import PARTNERS, improve
-from zellige.plan.packing import Filler, Ranks, Split, pack, split_in
-from zellige.plan.search import PER_DENSITY, Anchor, Budget, Found, Order, Sand, Search, credit, place
-from zellige.problem import Problem, Rung
+from zellige.plan.packing import Ranks, Split, pack, split_in
+from zellige.plan.refine import refine
+from zellige.plan.search import NEVER, Anchor, Budget, Found, Order, Sand, Search, place
+from zellige.plan.task import (
+    BLOCKS,
+    FREE,
+    ONE_POD,
+    Draft,
+    Floors,
+    Task,
+    densities_of,
+    fillers_of,
+    members_of,
+    sand_of,
+    whole_rung,
+)
+from zellige.problem import Rung
 from zellige.units import ceil_div
-
-ONE_POD = 32
-"""Up to this many ranks are searched as one; clusters beyond are cut into pods."""
 
 RUN_NODES = 30
 """Nodes of one target's search, and as many again for each anchor's two."""
@@ -32,81 +42,24 @@ CLOSE = 11
 
 MAX_CHANGES = 64
 
-MAX_DENSITIES = 5
+POD_FLOORS = (1, 8, 4, 2)
+"""Least degrees of a pod's anchors that are tried one after another."""
+
+ROUNDS = 2
+"""How often the two local searches take turns."""
+
+MAX_STEPS = 24
+"""Steps of the local search over all sequences."""
 
 SCARCE = 8
 """Where fillers are less than this part of all time (an eighth), anchors fill ranks one after another, not evenly."""
-
-
-@dataclass
-class Draft:
-    """Where everything goes: anchors and split fillers by (bucket, rung, ranks), whole sequences by count and rank."""
-
-    split: list[Split] = field(default_factory=list)
-    whole: dict[str, list[int]] = field(default_factory=dict)
-    longest: int = 0
-    target: int = 0
-    loose: bool = True
-    origin: str = "search over aligned blocks"
-    lower: int = 0
-
-    @property
-    def rounds(self) -> int:
-        """Ring rounds; 0 where nothing is split."""
-        return max((way.rung.option.config.k for way in self.split if way.rung.degree > 1), default=0)
-
-
-class Task(NamedTuple):
-    """What is drafted: rungs and number of sequences by bucket, the time that no plan is below, and block shapes."""
-
-    problem: Problem
-    rungs: dict[str, tuple[Rung, ...]]
-    numbers: dict[str, int]
-    start: int
-    shapes: frozenset[Shape]
-    budget: Budget
-
-
-def make_task(
-    problem: Problem, rungs: dict[str, tuple[Rung, ...]], start: int, shapes: frozenset[Shape], budget: Budget
-) -> Task:
-    """The task of all sequences under the rungs of some shapes."""
-    numbers = {bucket.name: count for bucket, count in problem.counts.items()}
-    usable = {name: tuple(rung for rung in rungs[name] if (rung.degree, rung.nodes) in shapes) for name in numbers}
-    return Task(problem, usable, numbers, start, shapes, budget)
-
-
-def block_choices(problem: Problem, rungs: dict[str, tuple[Rung, ...]], start: int) -> list[frozenset[Shape]]:
-    """Shapes to search over, one choice after another: powers of two and what is the cheapest way of a bucket to stay
-    within ``start``; powers of two alone, whose blocks nest; also three times powers of two.
-
-    Only the coalesced engine needs no nesting: the others would wait where rank sets overlap otherwise (the no-wait
-    theorem), so they get powers of two wherever these allow a plan.
-    """
-    cluster = problem.cluster
-    powers = {2**power for power in range(cluster.num_ranks.bit_length())}
-    cheapest = {
-        next((rung.degree for rung in rungs[bucket.name] if rung.time <= start), 1) for bucket in problem.counts
-    }
-    threes = {3 * power for power in powers if 3 * power <= cluster.num_ranks}
-    degrees = [powers | cheapest, powers, powers | cheapest | threes]
-    if problem.engine != "coalesced":
-        degrees = [powers, powers | cheapest]
-    choices = [shapes_of(cluster, cluster.num_nodes, frozenset(each)) for each in degrees]
-    possible = [shapes for shapes in dict.fromkeys(choices) if _allows_all(problem, rungs, shapes)]
-    return possible[:1] if cluster.num_ranks > ONE_POD or problem.engine != "coalesced" else possible
-
-
-def _allows_all(problem: Problem, rungs: dict[str, tuple[Rung, ...]], shapes: frozenset[Shape]) -> bool:
-    """Whether every bucket has a rung of one of the shapes."""
-    return all(any((rung.degree, rung.nodes) in shapes for rung in rungs[bucket.name]) for bucket in problem.counts)
 
 
 def draft(task: Task, anchors: dict[str, int], *, binds: bool) -> Draft | None:
     """A draft with the given number of anchors of each bucket; None where memory leaves no place for something."""
     pods = make_pods(task, anchors)
     densities = densities_of(task) if binds else None
-    sand = _sand(task, anchors, densities or ())
+    sand = sand_of(task, anchors, densities or ())
     scarce = SCARCE * sand.work < task.start * task.problem.cluster.num_ranks
     placed = _place_anchors(task, anchors, pods, sand, densities, tight=scarce and not binds)
     if placed is None:
@@ -121,7 +74,61 @@ def draft(task: Task, anchors: dict[str, int], *, binds: bool) -> Draft | None:
             result = faster(
                 result, _fill(task, anchors, pods, [(first, found._replace(chosen=chosen, target=target))], sand)
             )
-    return None if result is None else dataclasses.replace(result, lower=lower)
+    freely = len(pods) > 1 and not binds and task.problem.engine == "coalesced"
+    origin = FREE if freely else BLOCKS
+    return None if result is None else dataclasses.replace(result, lower=lower, origin=origin)
+
+
+def floored(task: Task, anchors: dict[str, int], floors: Floors) -> dict[str, tuple[Rung, ...]]:
+    """The rungs of the anchors from the least degrees on, by bucket."""
+    fronts = {}
+    for name in anchors:
+        whole = whole_rung(task.rungs[name])
+        shorter = whole is not None and 5 * whole.time <= task.start
+        fronts[name] = front(task.rungs[name], floor=floors.shorter if shorter else floors.longer)
+    return fronts
+
+
+def draft_freely(
+    task: Task, anchors: dict[str, int], fronts: dict[str, tuple[Rung, ...]], below: int
+) -> tuple[Draft | None, bool]:
+    """A draft whose rank sets need not nest, with the anchors on some of their rungs, and whether it was memory that
+    allowed none.
+
+    Memory is not looked at until fillers are packed. Placements of the anchors count only under ``below``.
+    """
+    cluster, sand = task.problem.cluster, sand_of(task, anchors, ())
+    each = [fronts[anchor.bucket] for anchor in members_of(task, anchors)]
+    search = FreeSearch(cluster.num_nodes, cluster.ranks_per_node, each, sand.work)
+    found = place_freely(search, task.start, below)
+    if found is None:
+        return None, False
+    result = _fill(task, anchors, [], [(0, Found(*found, task.start))], sand, loose_only=True)
+    if result is None:
+        return None, True
+    return dataclasses.replace(result, lower=task.start, origin=FREE), False
+
+
+def polish(task: Task, result: Draft) -> Draft:
+    """The draft after a local search over all of its sequences."""
+    cluster, room = task.problem.cluster, task.problem.memory.room_bytes
+    ranks, split, whole = Ranks(cluster.num_ranks), list(result.split), {k: v[:] for k, v in result.whole.items()}
+    for way in split:
+        ranks.add(way.ranks, way.rung)
+    alone = {name: rung for name in whole if (rung := whole_rung(task.rungs[name])) is not None}
+    for bucket, rung in alone.items():
+        ranks.add_counts(whole[bucket], rung)
+    ways = {name: front(task.rungs[name], rounds=result.rounds) for name in task.numbers}
+    goal = task.start + (task.start >> CLOSE)
+    kinds, counts = list(alone.values()), [whole[name] for name in alone]
+    for _ in range(ROUNDS):
+        before = max(ranks.time)
+        refine(ranks, split, whole, alone, ways, cluster.ranks_per_node, room, goal, MAX_STEPS)
+        improve(ranks, kinds, counts, room, goal, MAX_CHANGES, 2 * PARTNERS)
+        if max(ranks.time) == before or before <= goal:
+            break
+    origin = result.origin if result.origin == FREE else f"{result.origin}, then local search"
+    return dataclasses.replace(result, split=split, whole=whole, longest=max(ranks.time), origin=origin)
 
 
 def faster(one: Draft | None, other: Draft | None) -> Draft | None:
@@ -137,10 +144,13 @@ def _fill(
     pods: Sequence[tuple[int, Pod]],
     placed: Sequence[tuple[int, Found]],
     sand: Sand,
+    *,
+    loose_only: bool = False,
 ) -> Draft | None:
-    """Pack what is no anchor around the anchors and improve; None where something has no room."""
+    """Pack what is no anchor around the anchors and improve; None where something has no room, and with ``loose_only``
+    where it is not time alone that decides."""
     num_ranks, room = task.problem.cluster.num_ranks, task.problem.memory.room_bytes
-    ranks, result, kinds = Ranks(num_ranks), Draft(), _fillers(task, anchors)
+    ranks, result, kinds = Ranks(num_ranks), Draft(), fillers_of(task, anchors)
     counts = {filler.bucket: [0] * num_ranks for filler in kinds}
     for bucket, rung, where in _placements(task, anchors, placed):
         ranks.add(where, rung)
@@ -158,55 +168,14 @@ def _fill(
             if split is None:
                 return None
             result.split.append(split)
-    if not ranks.fit(room):
+    if not ranks.fit(room) or (loose_only and not result.loose):
         return None
     goal = result.target - (result.target >> CLOSE)
     partners = PARTNERS if result.loose or num_ranks > ONE_POD else num_ranks
     improve(ranks, [filler.whole for filler in kinds], list(counts.values()), room, goal, MAX_CHANGES, partners)
-    result.whole, result.longest = counts, max(ranks.time)
+    result.whole = counts
+    result.longest = max(ranks.time)
     return result
-
-
-def _fillers(task: Task, anchors: dict[str, int]) -> list[Filler]:
-    """Everything that fits whole, longest first; what is not an anchor waits to be packed."""
-    fillers = [
-        Filler(name, whole, tuple(r for r in task.rungs[name] if r.degree > 1), number - anchors.get(name, 0))
-        for name, number in task.numbers.items()
-        if (whole := whole_rung(task.rungs[name])) is not None
-    ]
-    return sorted(fillers, key=lambda filler: (-filler.whole.time, filler.bucket))
-
-
-def whole_rung(rungs: Iterable[Rung]) -> Rung | None:
-    """The rung that does not split, if it fits."""
-    return next((rung for rung in rungs if rung.degree == 1), None)
-
-
-def _sand(task: Task, anchors: dict[str, int], densities: tuple[int, ...]) -> Sand:
-    """What is not an anchor, as divisible work."""
-    work, credits = 0, [0] * len(densities)
-    for name, number in task.numbers.items():
-        left = number - anchors.get(name, 0)
-        if left:
-            work += left * task.rungs[name][0].work
-            each = [credit(task.rungs[name], density) for density in densities]
-            credits = [total + left * value for total, value in zip(credits, each, strict=True)]
-    return Sand(work, tuple(credits))
-
-
-def densities_of(task: Task) -> tuple[int, ...]:
-    """The densities of the capacity test: those of sequences that take less than a twentieth of the bound whole, but
-    at most ``MAX_DENSITIES`` of them."""
-    found = set()
-    for name in task.numbers:
-        whole = whole_rung(task.rungs[name])
-        if whole is not None and 20 * whole.time <= task.start:
-            found.add(whole.kept * PER_DENSITY // whole.time)
-    ordered = sorted(found)
-    last = len(ordered) - 1
-    if last < MAX_DENSITIES:
-        return tuple(ordered)
-    return tuple(ordered[last * index // (MAX_DENSITIES - 1)] for index in range(MAX_DENSITIES))
 
 
 def make_pods(task: Task, anchors: dict[str, int]) -> list[tuple[int, Pod]]:
@@ -242,12 +211,16 @@ def _place_anchors(
     tight: bool,
 ) -> list[tuple[int, Found]] | None:
     """(first rank, what was found) for each pod; None where memory allows nothing."""
-    members = [Anchor(name, task.rungs[name]) for name, number in anchors.items() for _ in range(number)]
-    members.sort(key=lambda anchor: (-anchor.rungs[0].work, anchor.bucket))
+    members = members_of(task, anchors)
     shares = _deal_to_pods(task, members, pods, sand)
     known: dict[PodKey, Found | None] = {}
 
     def search(key: PodKey, pod: Pod, mine: Sequence[Anchor], budget: Budget, *, tight: bool) -> None:
+        if len(pods) > 1 and densities is None and task.problem.engine == "coalesced":
+            placed = _freely_on_pod(task, pod, mine, key[2])
+            if placed is not None:
+                known[key] = placed
+                return
         order = Order(tight, RUN_NODES + 2 * len(mine), budget)
         usable = [anchor._replace(rungs=_on_pod(anchor.rungs, pod, fastest=densities is None)) for anchor in mine]
         room = task.problem.memory.room_bytes
@@ -269,6 +242,19 @@ def _place_anchors(
     placed = [(first, known[key]) for (first, _), key in zip(pods, keys, strict=True)]
     complete = [(first, found) for first, found in placed if found is not None]
     return complete if len(complete) == len(placed) else None
+
+
+def _freely_on_pod(task: Task, pod: Pod, mine: Sequence[Anchor], work: int) -> Found | None:
+    """The best placement on a pod's rank sets that need not nest."""
+    best: tuple[Chosen, int] | None = None
+    for floor in POD_FLOORS:
+        fronts = [front(_on_pod(anchor.rungs, pod, fastest=True), floor=floor) for anchor in mine]
+        search = FreeSearch(pod.num_nodes, pod.per_node, fronts, work)
+        found = place_freely(search, task.start, best[1] if best else NEVER)
+        best = found or best
+        if best is not None and best[1] <= search.least + (search.least >> CLOSE):
+            break
+    return Found(*best, task.start) if best is not None else None
 
 
 PodKey = tuple[int, tuple[str, ...], int]

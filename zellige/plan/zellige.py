@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from zellige.errors import NoRoomError
 from zellige.placement import Placement, Plan, Problem, Solver, make_plan, require_placeable
+from zellige.plan.blocks import shapes_of
 from zellige.plan.bounds import best_bound, least_time
 from zellige.plan.chain import chain_ns
-from zellige.plan.drafts import CLOSE, Draft, Task, block_choices, draft, make_task, whole_rung
+from zellige.plan.drafts import CLOSE, draft, draft_freely, faster, floored, polish
 from zellige.plan.search import NEVER, Budget
+from zellige.plan.task import ONE_POD, Draft, Floors, Task, block_choices, make_task, whole_rung
 from zellige.plan.uniform import fill_groups, group_ways, uniform_degrees
 from zellige.problem import Rung
 from zellige.shards import WHOLE, ParallelConfig
@@ -25,10 +27,23 @@ GOOD = 9
 """A draft within 2**-9 (0.2 %) of what its anchors reached, or of its bound, ends the rounds of the cut."""
 
 NODES = 900
-"""Nodes that the searches of a plan visit together; they bound its planning time."""
+"""Nodes that the searches over aligned blocks visit together, for a family; they bound its planning time."""
+
+ATTEMPTS = (
+    (5, Floors(1, 1)), (20, Floors(8, 1)), (20, Floors(4, 1)), (20, Floors(1, 1)), (20, Floors(2, 1)),
+    (20, Floors(4, 4)), (20, Floors(8, 2)),
+)  # fmt: skip
+"""What is tried on rank sets that need not nest, until a draft is good: the cut (one of ``SHARES``), the floors."""
 
 NEAR = 8
 """A plan within 2**-8 (0.4 %) of the bound that holds for any blocks ends the trial of more shapes of blocks."""
+
+
+FAIR = 6
+"""Beyond one pod, a draft within 2**-6 (1.6 %) of the bound that left memory to the packing is not searched anew."""
+
+MOST_RANKS = 256
+"""Up to so many ranks, the best draft's sequences are moved one by one."""
 
 
 class Family(NamedTuple):
@@ -52,37 +67,55 @@ def plan_zellige(problem: Problem) -> Plan:
     families = _families(problem)
     lowers: dict[int, int] = {}
     drafts = _drafts(problem, families, lowers)
-    drafts += _uniform(problem, min((makespan for makespan, _ in drafts), default=NEVER))
+    bound = best_bound(problem)
+    reached = min((makespan for makespan, _ in drafts), default=NEVER)
+    if reached > bound[0] + (bound[0] >> GOOD):
+        drafts += _uniform(problem, reached)
     if not drafts:
         raise NoRoomError("memory allows no plan", fix="fewer sequences a step, more ranks, or more micro-steps")
     fastest = min(makespan for makespan, _ in drafts)
     close = [(makespan, draft) for makespan, draft in drafts if makespan <= fastest + (fastest >> CLOSE)]
     chosen = min(close, key=lambda scored: _preference(problem, *scored))[1] if len(close) > 1 else close[0][1]
     exact = problem.engine != "group"
+    blocks_bound = min(fastest, _blocks_bound(families, lowers)) if exact else None
     return make_plan(
         problem,
         "zellige",
         list(_placements(problem, chosen)),
-        bound=best_bound(problem),
-        blocks_bound_ns=_blocks_bound(families, lowers) if exact else None,
+        bound=bound,
+        blocks_bound_ns=blocks_bound,
         solver=Solver(name="aligned search", status="heuristic"),
         notes=(chosen.origin,),
     )
 
 
 def _drafts(problem: Problem, families: list[Family], lowers: dict[int, int]) -> list[tuple[int, Draft]]:
-    """(makespan, draft) of the widest family, and of others whose fewer calls can make up for it; fills ``lowers``."""
+    """(makespan, draft) of the first family, of others whose fewer calls can make up for it, and of the widest where
+    the first is not near what it may reach; fills ``lowers``."""
     scored: list[tuple[int, Draft]] = []
-    budget = Budget(NODES)
-    for family in [families[-1], *sorted(families[:-1], key=_least_step)]:
+    for family in _in_order(families):
         if scored:
             makespan, fastest = min(scored, key=_makespan)
             saved = _calls(problem, fastest.rounds) - family.calls
+            if family is families[-1]:
+                saved = makespan - (makespan >> NEAR) - family.least - family.fewest_calls
             if saved <= makespan >> GOOD or family.least + family.fewest_calls >= makespan:
                 continue
-        found, lowers[family.limit] = _solve(problem, family, budget)
+        found, lowers[family.limit] = _solve(problem, family, Budget(NODES))
         scored += [(draft.longest + _calls(problem, draft.rounds), draft) for draft in found]
     return scored
+
+
+def _in_order(families: list[Family]) -> list[Family]:
+    """The widest first, since the others' plans are among its own; but where fewer calls save more than 0.4 % of the
+    step and cost no time else, the family that has them. Then by the least step."""
+    if not families:
+        return []
+    widest = families[-1]
+    first = next(family for family in families if family.least <= widest.least + (widest.least >> CLOSE))
+    if widest.fewest_calls - first.fewest_calls <= widest.least >> NEAR:
+        first = widest
+    return [first, *sorted((family for family in families if family is not first), key=_least_step)]
 
 
 def _uniform(problem: Problem, makespan: int) -> list[tuple[int, Draft]]:
@@ -109,7 +142,11 @@ def _preference(problem: Problem, makespan: int, draft: Draft) -> tuple[int, int
 
 
 def _least_step(family: Family) -> tuple[int, int]:
-    return family.least + family.calls, family.limit
+    return family.least + family.fewest_calls, family.limit
+
+
+def _longest(draft: Draft) -> int:
+    return draft.longest
 
 
 def _makespan(scored: tuple[int, Draft]) -> int:
@@ -124,17 +161,32 @@ def _calls(problem: Problem, rounds: int) -> int:
 
 
 def _families(problem: Problem) -> list[Family]:
-    """Families of plans that differ in the calls that the engine adds."""
-    limits = list(problem.ring_limits) if problem.engine == "coalesced" else list(problem.ring_limits[-1:])
-    families = []
-    for limit in [0, *limits] if problem.engine == "coalesced" else limits:
-        fronts = [(count, problem.fronts_within[limit][bucket.name]) for bucket, count in problem.counts.items()]
-        if not all(front for _, front in fronts):
-            continue
-        least = least_time(fronts, problem.cluster.num_ranks)
-        fewest = limit // 2 + 1 if limit else 0
-        families.append(Family(limit, least, _calls(problem, fewest), _calls(problem, limit)))
-    return families
+    """Families of plans that differ in the calls that the engine adds, by increasing limit: the widest, and those
+    below it that may take less."""
+    coalesced, num_ranks = problem.engine == "coalesced", problem.cluster.num_ranks
+    counts = [(bucket.name, count) for bucket, count in problem.counts.items()]
+
+    def least(limit: int) -> int:
+        fronts = [(count, problem.fronts_within[limit][name]) for name, count in counts]
+        return least_time(fronts, num_ranks) if all(front for _, front in fronts) else NEVER
+
+    widest = problem.ring_limits[-1]
+    below = least(widest)
+    if below >= NEVER:
+        return []
+    families: list[Family] = []
+    for limit in [0, *problem.ring_limits[:-1]] if coalesced else []:
+        fewest = _calls(problem, _fewest_rounds(limit))
+        if families and below + fewest >= min(family.least + family.fewest_calls for family in families):
+            break
+        reached = least(limit)
+        if reached < NEVER:
+            families.append(Family(limit, reached, fewest, _calls(problem, limit)))
+    return [*families, Family(widest, below, _calls(problem, _fewest_rounds(widest)), _calls(problem, widest))]
+
+
+def _fewest_rounds(limit: int) -> int:
+    return limit // 2 + 1 if limit else 0
 
 
 def _solve(problem: Problem, family: Family, budget: Budget) -> tuple[list[Draft], int]:
@@ -144,15 +196,60 @@ def _solve(problem: Problem, family: Family, budget: Budget) -> tuple[list[Draft
     choices of blocks are tried where the anchors stay far above the bound.
     """
     rungs = problem.rungs_within[family.limit] if family.limit else _whole_only(problem)
-    attempt = Attempt([], NEVER, False)
-    for shapes in block_choices(problem, rungs, family.least):
-        task = make_task(problem, rungs, family.least, shapes, Budget(budget.nodes // 2))
-        budget.nodes -= budget.nodes // 2
-        attempt = _adapt(task, attempt)
+    free, binds = _free_draft(problem, family, rungs)
+    if free is not None and free.longest <= family.least + (family.least >> NEAR):
+        return [free], family.least
+    attempt = Attempt([free] if free is not None else [], NEVER, binds)
+    choices = block_choices(problem, rungs, family.least)
+    for shapes in choices[:1] if free is not None else choices:
+        part = budget.nodes // (2 if free is None else 4)
+        task = make_task(problem, rungs, family.least, shapes, Budget(part))
+        budget.nodes -= part
+        attempt = _adapt(task, attempt, SHARES[:2] if free is not None else SHARES)
         longest = min((draft.longest for draft in attempt.drafts), default=NEVER)
         if longest <= family.least + (family.least >> NEAR):
             break
-    return attempt.drafts, max(attempt.lower, family.least)
+    drafts = attempt.drafts
+    if drafts and problem.engine == "coalesced" and problem.cluster.num_ranks <= MOST_RANKS:
+        best = min(drafts, key=_longest)
+        if best.split and best.longest > family.least + (family.least >> GOOD) and best is not free:
+            drafts = [*drafts, polish(task, best)]
+    return drafts, max(attempt.lower, family.least)
+
+
+def _free_draft(problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]]) -> tuple[Draft | None, bool]:
+    """The best draft on rank sets that need not nest, for the engine that never waits for them; none where memory
+    binds, which the second value says.
+
+    The more ways the anchors are split, the more work and the more evenly they lie; each degree is tried as their
+    least.
+    """
+    cluster = problem.cluster
+    if problem.engine != "coalesced" or not family.limit or cluster.num_ranks > ONE_POD:
+        return None, False
+    degrees = frozenset(rung.degree for bucket in problem.counts for rung in rungs[bucket.name])
+    shapes = shapes_of(cluster, cluster.num_nodes, degrees)
+    task = make_task(problem, rungs, family.least, shapes, Budget(0))
+    good = family.least + (family.least >> GOOD)
+    best: Draft | None = None
+    seen: list[tuple[dict[str, int], dict[str, tuple[Rung, ...]]]] = []
+    for share, floors in ATTEMPTS:
+        anchors = _anchors(task, share)
+        fronts = floored(task, anchors, floors)
+        if (anchors, fronts) in seen:
+            continue
+        seen.append((anchors, fronts))
+        found, binds = draft_freely(task, anchors, fronts, best.longest if best else NEVER)
+        if binds and best is None:
+            return None, True
+        if found is None:
+            continue
+        if found.longest > good:
+            found = polish(task, found)
+        best = faster(best, found)
+        if found.longest <= good:
+            break
+    return best, False
 
 
 def _whole_only(problem: Problem) -> dict[str, tuple[Rung, ...]]:
@@ -167,18 +264,20 @@ class Attempt(NamedTuple):
     binds: bool
 
 
-def _adapt(task: Task, before: Attempt) -> Attempt:
+def _adapt(task: Task, before: Attempt, shares: tuple[int, ...]) -> Attempt:
     """Drafts with more and more fillers as anchors, until one comes close to what its anchors allow."""
-    drafts, binds = list(before.drafts), before.binds or _memory_binds(task)
+    in_pods = task.problem.engine == "coalesced" and task.problem.cluster.num_ranks > ONE_POD
+    near = task.start + (task.start >> (FAIR if in_pods else NEAR))
+    drafts, binds = list(before.drafts), before.binds or (_memory_binds(task) and not in_pods)
     lower = task.start
     seen: list[dict[str, int]] = []
-    for share in SHARES[1:] if binds else SHARES:
+    for share in shares[1:] if binds else shares:
         anchors = _anchors(task, share)
         if anchors in seen:
             continue
         seen.append(anchors)
         found = draft(task, anchors, binds=binds)
-        if not binds and (found is None or not found.loose):
+        if not binds and (found is None or not (found.loose or found.longest <= near)):
             binds = True
             drafts += [found] if found else []
             found = draft(task, anchors, binds=True)
@@ -230,12 +329,17 @@ def _placements(problem: Problem, found: Draft) -> Iterator[Placement]:
     for bucket, counts in found.whole.items():
         taken = places.setdefault(bucket, [])
         for rank, count in enumerate(counts):
-            taken.extend([alone[rank]] * count)
-    waiting = {bucket: (bucket.name, iter(places[bucket.name])) for bucket in problem.counts}
+            if count:
+                taken.extend([alone[rank]] * count)
+    waiting = {id(bucket): (bucket.name, iter(places[bucket.name])) for bucket in problem.counts}
     for sequence in problem.batch.sequences:
-        name, left = waiting[sequence.bucket]
-        config, ranks = next(left)
-        yield Placement(sequence=sequence.id, bucket=name, config=config, ranks=ranks)
+        same = waiting.get(id(sequence.bucket))
+        if same is None:
+            same = waiting[id(sequence.bucket)] = next(
+                waiting[id(bucket)] for bucket in problem.counts if bucket == sequence.bucket
+            )
+        config, ranks = next(same[1])
+        yield Placement(sequence=sequence.id, bucket=same[0], config=config, ranks=ranks)
 
 
 def _blocks_bound(families: list[Family], lowers: dict[int, int]) -> int:

@@ -1,0 +1,156 @@
+"""Anchor placement on rank sets that need not nest: any ranks of a node, or as many of each of several nodes.
+
+The coalesced engine meets the exchanges of all sequences together, so nothing waits for rank sets that overlap. Which
+ranks of a node take a sequence is then a matter of their loads alone: the least loaded, or the fullest that stay below
+the target. The search is no proof; its certificate is the bound for any rank sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zellige.plan.blocks import Block
+from zellige.plan.search import FINEST, NEVER
+from zellige.problem import Rung
+from zellige.units import ceil_div
+
+ROOMIER = (9, 7)
+"""Targets tried one after another where none is known: the bound, and 2**-9 of it (0.2 %) and 2**-7 more."""
+
+COARSE = 9
+"""Targets are told apart down to 2**-9 (0.2 %) of them; fillers and the local search do the rest."""
+
+Chosen = tuple[tuple[Rung, Block], ...]
+
+Node = tuple[tuple[int, int], ...]
+"""(load, rank) of a node's ranks, ascending."""
+
+
+class FreeSearch:
+    """Depth first over rungs (least work first) and rank sets below a target; a failed state is not tried again.
+
+    ``fronts`` are the rungs of each anchor, ``work`` what the fillers take at least.
+    """
+
+    def __init__(self, num_nodes: int, per_node: int, fronts: Sequence[tuple[Rung, ...]], work: int) -> None:
+        self.empty: list[Node] = [
+            tuple((0, rank) for rank in range(first * per_node, (first + 1) * per_node)) for first in range(num_nodes)
+        ]
+        self.per_node, self.num_ranks = per_node, num_nodes * per_node
+        self.fronts, self.work = fronts, work
+        self.path: list[tuple[Rung, tuple[int, ...]]] = []
+        self.left = self.target = 0
+        self.rest: list[int] = []
+        self.failed: set[tuple[object, ...]] = set()
+
+    @property
+    def least(self) -> int:
+        """What the mean rank takes at least."""
+        return ceil_div(self.work + sum(rungs[0].work for rungs in self.fronts), self.num_ranks)
+
+    def run(self, target: int) -> Chosen | None:
+        """A placement with no rank above the target, or None where none was found within the limit of nodes."""
+        self.target, self.left = target, 4 * len(self.fronts) // 3 + 8
+        self.failed.clear()
+        self.path.clear()
+        self.rest = [0]
+        for rungs in reversed(self.fronts):
+            least = next((rung.work for rung in rungs if rung.time <= target), None)
+            if least is None:
+                return None
+            self.rest.append(self.rest[-1] + least)
+        self.rest.reverse()
+        if not self._descend(0, self.num_ranks * target - self.work, self.empty):
+            return None
+        return tuple((rung, Block(ranks, (), ())) for rung, ranks in self.path)
+
+    def _descend(self, index: int, budget: int, nodes: list[Node]) -> bool:
+        """Place the anchors from ``index`` on with so much work left; on success they are on the path."""
+        if index == len(self.fronts):
+            return True
+        self.left -= 1
+        levels = [tuple([load for load, _ in node]) for node in nodes]
+        key = (index, *sorted(levels))
+        if self.left < 0 or key in self.failed:
+            return False
+        most = budget - self.rest[index + 1]
+        for rung in self.fronts[index]:
+            if rung.time > self.target:
+                continue
+            if rung.work > most:
+                break
+            for parts in self._candidates(rung, nodes, levels):
+                self.path.append((rung, tuple(sorted([rank for _, part in parts for _, rank in part]))))
+                if self._descend(index + 1, budget - rung.work, _raised(nodes, parts, rung.time)):
+                    return True
+                self.path.pop()
+                if self.left < 0:
+                    return False
+        self.failed.add(key)
+        return False
+
+    def _candidates(self, rung: Rung, nodes: list[Node], levels: list[tuple[int, ...]]) -> list[list[tuple[int, Node]]]:
+        """Rank sets below the target, the emptiest first: of every node that differs, its least loaded ranks and its
+        fullest; over several nodes, the emptiest of these."""
+        width, highest = rung.degree // rung.nodes, self.target - rung.time
+        found: list[tuple[int, int, int, Node]] = []
+        seen: set[tuple[int, ...]] = set()
+        for number, level in enumerate(levels):
+            if level[width - 1] > highest or (rung.nodes == 1 and level in seen):
+                continue
+            seen.add(level)
+            found.append((level[width - 1], 0, number, nodes[number][:width]))
+            fit = width
+            while fit < self.per_node and level[fit] <= highest:
+                fit += 1
+            if rung.nodes == 1 and level[fit - width] > level[0]:
+                found.append((level[fit - 1], 1, number, nodes[number][fit - width : fit]))
+        found.sort()
+        if rung.nodes == 1:
+            return [[(number, part)] for _, _, number, part in found]
+        return [[(number, part) for _, _, number, part in found[: rung.nodes]]] if len(found) >= rung.nodes else []
+
+
+def _raised(nodes: list[Node], parts: list[tuple[int, Node]], time: int) -> list[Node]:
+    after = nodes[:]
+    for number, part in parts:
+        taken = {rank for _, rank in part}
+        after[number] = tuple(sorted([(load + time, r) if r in taken else (load, r) for load, r in nodes[number]]))
+    return after
+
+
+def front(rungs: Sequence[Rung], *, rounds: int = NEVER, floor: int = 1) -> tuple[Rung, ...]:
+    """The rungs of no more ring rounds and no lower degree that no other beats in work and time, the least work first.
+
+    Where the floor leaves none, all degrees.
+    """
+    kept: list[Rung] = []
+    for rung in rungs:
+        if rung.degree >= floor and rung.option.config.k <= rounds and (not kept or rung.time < kept[-1].time):
+            kept.append(rung)
+    return tuple(kept) if kept or floor == 1 else front(rungs, rounds=rounds)
+
+
+def place_freely(search: FreeSearch, start: int, below: int) -> tuple[Chosen, int] | None:
+    """A placement and its target, about 2**-10 above the least that the search holds and under ``below``; else None."""
+    if not search.fronts:
+        return (), start
+    low = max(start, search.least)
+    tried = [low, *(low + (low >> power) for power in ROOMIER)] if below >= NEVER else [below - max(1, below >> FINEST)]
+    chosen = None
+    for target in tried:
+        chosen = search.run(target) if target >= low else None
+        if chosen is not None:
+            break
+        if below >= NEVER:
+            low = target + 1
+    if chosen is None:
+        return None
+    while target - low > target >> COARSE:
+        middle = (low + target) // 2
+        found = search.run(middle)
+        if found is None:
+            low = middle + 1
+        else:
+            chosen, target = found, middle
+    return chosen, target

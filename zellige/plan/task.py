@@ -1,0 +1,140 @@
+"""What is drafted: the task, its draft, and which sequences are placed by search, as sand, or packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from zellige.plan.blocks import Shape, shapes_of
+from zellige.plan.packing import Filler, Split
+from zellige.plan.search import PER_DENSITY, Anchor, Budget, Sand, credit
+from zellige.problem import Problem, Rung
+
+ONE_POD = 32
+"""Up to this many ranks are searched as one; clusters beyond are cut into pods."""
+
+MAX_DENSITIES = 5
+
+BLOCKS = "search over aligned blocks"
+FREE = "search over rank sets of any shape"
+
+
+@dataclass
+class Draft:
+    """Where everything goes: anchors and split fillers by (bucket, rung, ranks), whole sequences by count and rank."""
+
+    split: list[Split] = field(default_factory=list)
+    whole: dict[str, list[int]] = field(default_factory=dict)
+    longest: int = 0
+    target: int = 0
+    loose: bool = True
+    origin: str = BLOCKS
+    lower: int = 0
+
+    @property
+    def rounds(self) -> int:
+        """Ring rounds; 0 where nothing is split."""
+        return max((way.rung.option.config.k for way in self.split if way.rung.degree > 1), default=0)
+
+
+class Floors(NamedTuple):
+    """Least degrees of anchors: of those that take more than a fifth of the bound whole, and of the others."""
+
+    longer: int
+    shorter: int
+
+
+class Task(NamedTuple):
+    """What is drafted: rungs and number of sequences by bucket, the time that no plan is below, and block shapes."""
+
+    problem: Problem
+    rungs: dict[str, tuple[Rung, ...]]
+    numbers: dict[str, int]
+    start: int
+    shapes: frozenset[Shape]
+    budget: Budget
+
+
+def make_task(
+    problem: Problem, rungs: dict[str, tuple[Rung, ...]], start: int, shapes: frozenset[Shape], budget: Budget
+) -> Task:
+    """The task of all sequences under the rungs of some shapes."""
+    numbers = {bucket.name: count for bucket, count in problem.counts.items()}
+    usable = {name: tuple(rung for rung in rungs[name] if (rung.degree, rung.nodes) in shapes) for name in numbers}
+    return Task(problem, usable, numbers, start, shapes, budget)
+
+
+def block_choices(problem: Problem, rungs: dict[str, tuple[Rung, ...]], start: int) -> list[frozenset[Shape]]:
+    """Shapes to search over, one choice after another: powers of two and what is the cheapest way of a bucket to stay
+    within ``start``; powers of two alone, whose blocks nest; also three times powers of two.
+
+    Only the coalesced engine needs no nesting: the others would wait where rank sets overlap otherwise (the no-wait
+    theorem), so they get powers of two wherever these allow a plan.
+    """
+    cluster = problem.cluster
+    powers = {2**power for power in range(cluster.num_ranks.bit_length())}
+    cheapest = {
+        next((rung.degree for rung in rungs[bucket.name] if rung.time <= start), 1) for bucket in problem.counts
+    }
+    threes = {3 * power for power in powers if 3 * power <= cluster.num_ranks}
+    degrees = [powers | cheapest, powers, powers | cheapest | threes]
+    if problem.engine != "coalesced":
+        degrees = [powers, powers | cheapest]
+    choices = [shapes_of(cluster, cluster.num_nodes, frozenset(each)) for each in degrees]
+    possible = [shapes for shapes in dict.fromkeys(choices) if _allows_all(problem, rungs, shapes)]
+    return possible[:1] if cluster.num_ranks > ONE_POD or problem.engine != "coalesced" else possible
+
+
+def _allows_all(problem: Problem, rungs: dict[str, tuple[Rung, ...]], shapes: frozenset[Shape]) -> bool:
+    """Whether every bucket has a rung of one of the shapes."""
+    return all(any((rung.degree, rung.nodes) in shapes for rung in rungs[bucket.name]) for bucket in problem.counts)
+
+
+def fillers_of(task: Task, anchors: dict[str, int]) -> list[Filler]:
+    """Everything that fits whole, longest first; what is not an anchor waits to be packed."""
+    fillers = [
+        Filler(name, whole, tuple(r for r in task.rungs[name] if r.degree > 1), number - anchors.get(name, 0))
+        for name, number in task.numbers.items()
+        if (whole := whole_rung(task.rungs[name])) is not None
+    ]
+    return sorted(fillers, key=lambda filler: (-filler.whole.time, filler.bucket))
+
+
+def whole_rung(rungs: Iterable[Rung]) -> Rung | None:
+    """The rung that does not split, if it fits."""
+    return next((rung for rung in rungs if rung.degree == 1), None)
+
+
+def sand_of(task: Task, anchors: dict[str, int], densities: tuple[int, ...]) -> Sand:
+    """What is not an anchor, as divisible work."""
+    work, credits = 0, [0] * len(densities)
+    for name, number in task.numbers.items():
+        left = number - anchors.get(name, 0)
+        if left:
+            work += left * task.rungs[name][0].work
+            each = [credit(task.rungs[name], density) for density in densities]
+            credits = [total + left * value for total, value in zip(credits, each, strict=True)]
+    return Sand(work, tuple(credits))
+
+
+def densities_of(task: Task) -> tuple[int, ...]:
+    """The densities of the capacity test: those of sequences that take less than a twentieth of the bound whole, but
+    at most ``MAX_DENSITIES`` of them."""
+    found = set()
+    for name in task.numbers:
+        whole = whole_rung(task.rungs[name])
+        if whole is not None and 20 * whole.time <= task.start:
+            found.add(whole.kept * PER_DENSITY // whole.time)
+    ordered = sorted(found)
+    last = len(ordered) - 1
+    if last < MAX_DENSITIES:
+        return tuple(ordered)
+    return tuple(ordered[last * index // (MAX_DENSITIES - 1)] for index in range(MAX_DENSITIES))
+
+
+def members_of(task: Task, anchors: dict[str, int]) -> list[Anchor]:
+    """The anchors one by one, by decreasing work."""
+    members = [Anchor(name, task.rungs[name]) for name, number in anchors.items() for _ in range(number)]
+    members.sort(key=lambda anchor: (-anchor.rungs[0].work, anchor.bucket))
+    return members
