@@ -85,7 +85,7 @@ def compare_command(
         settings, device,
     )  # fmt: skip
     how = simulation_options(fidelity, jitter, replicas, seed, additivity=additivity)
-    run = _Run(arguments, options, how, tuple(policy or ()))
+    run = _Run(arguments, options, how, tuple(dict.fromkeys(policy or ())))
     if sensitivity:
         _refuse_with_sensitivity({"--out": out is not None, "--breakdown": breakdown, "--additivity": additivity})
         _explore(run, jobs, json)

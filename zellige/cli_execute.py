@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zellige.cli_support import JsonOption, PricesOption, print_json, print_lines
+from zellige.cli_support import MAX_SEED, JsonOption, PricesOption, print_json, print_lines
 from zellige.errors import MissingExtraError, UsageError
 
 
@@ -88,7 +88,7 @@ def execute_command(
         TransportChoice, typer.Option("--transport", help="All-to-all, or sends to real peers only.")
     ] = TransportChoice.ALL_TO_ALL,
     verify: Annotated[bool, typer.Option("--verify", help="Compare attention with unsharded fp64.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and data.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of weights and data.")] = 0,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, max=86_400, help="Seconds after which the whole run is ended.")
     ] = 600.0,

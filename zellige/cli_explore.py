@@ -135,7 +135,7 @@ def catalog_list_command(
         print_json({"schema": "zellige.catalog/1", "entries": index})
         return
     for entry in index:
-        print_lines([f"{entry.kind:11s}{entry.name:28s}{entry.title}"])
+        print_lines([f"{entry.kind:13s}{entry.name:28s}{entry.title}"])
 
 
 @catalog_app.command("show")

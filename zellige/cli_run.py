@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from zellige.cli_support import (
+    MAX_SEED,
     AdditivityOption,
     ClusterOption,
     DeviceOption,
@@ -32,7 +33,7 @@ def simulate_command(
     model: ModelOption = "",
     jitter: JitterOption = 0.0,
     replicas: ReplicasOption = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the jitter.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the jitter.")] = 0,
     settings: SetOption = None,
     device: DeviceOption = "",
     additivity: AdditivityOption = False,

@@ -106,7 +106,12 @@ KeepFpsOption = Annotated[bool, typer.Option("--keep-fps", help="Take frames as 
 PricesOption = Annotated[str, typer.Option("--prices", help="A price table instead of analytic prices.")]
 UspOption = Annotated[str, typer.Option("--usp", help="USP's configuration, as h4k2.")]
 BatchesOption = Annotated[int, typer.Option("--batches", min=1, max=100_000, help="How many batches gen:NAME draws.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of gen:NAME, and of jitter where there is any.")]
+MAX_SEED = 2**62
+"""Seeds beside it, of replicas and ranks, still fit into 64 bits."""
+
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of gen:NAME, and of jitter where there is any.")
+]
 KnapformerOption = Annotated[str, typer.Option("--knapformer", help="KnapFormer's bags, as g2n1+g6n1.")]
 FidelityOption = Annotated[
     FidelityChoice, typer.Option("--fidelity", help="Sums of prices, events, or events with shared links.")

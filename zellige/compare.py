@@ -148,12 +148,17 @@ def verdict(rows: Sequence[Row]) -> str:
     """
     static, moldable = best_static(rows), best_moldable(rows)
     if not any(row.fits for row in rows):
-        return "nothing fits: no policy's plan is within the memory of a GPU; more ranks or fewer sequences a step"
+        return (
+            "nothing fits: no policy's plan is within the memory of a GPU; more ranks, fewer sequences a step,"
+            " or plan --micro-steps auto"
+        )
     if static is None or moldable is None:
         return ""
     longer = moldable[1] / static[1] - 1
     against = "the best static split under the coalesced engine"
-    if longer > 0:
+    if abs(longer) < 5e-4:
+        text = f"no gain here: a step of {moldable[0]} takes as long as {against}"
+    elif longer > 0:
         text = f"no gain here: a step of {moldable[0]} is {longer:.1%} longer than {against}"
     elif 1 / (1 + longer) - 1 < NO_GAIN:
         text = f"no gain here: a step of {moldable[0]} is only {-longer:.1%} shorter than {against}"

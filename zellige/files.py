@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import os
 import re
+import stat
 import tempfile
 import tomllib
 import types
@@ -35,6 +36,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
 
 def read_text(path: Path) -> str:
     """The UTF-8 text of a file; :class:`FileError` says why it cannot be read."""
+    refuse_device(path)
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -47,6 +49,16 @@ def read_text(path: Path) -> str:
         raise FormatError(f"{str(path)!r} is not UTF-8 text", where=f"byte {error.start}") from None
     except (OSError, ValueError) as error:
         raise FileError(f"cannot read {str(path)!r}: {error}") from None
+
+
+def refuse_device(path: Path) -> None:
+    """Raise :class:`FileError` for what may have no end, as /dev/zero; pipes and missing files are not its business."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise FileError(f"{str(path)!r} is a device, not a file", fix="name a file")
 
 
 def decode_toml(text: str, kind: type[T], where: str) -> T:
@@ -138,8 +150,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file in one step: to a temporary file beside it, then a rename."""
+    """Write a file in one step: to a temporary file beside it, then a rename.
+
+    Links are followed; pipes and devices are written to as they are.
+    """
     try:
+        path = path.resolve()
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(content)
+            return
         with _replacing(path) as handle:
             handle.write(content)
     except OSError as error:

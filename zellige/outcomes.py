@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from zellige.errors import InfeasibleError, MissingPriceError, ProgramError, TimeLimitError, UsageError
-from zellige.files import NonNegativeInt
+from zellige.files import NonNegativeInt, PositiveInt
 from zellige.op_prices import OpPricer
 from zellige.placement import Engine, Plan, Problem
 from zellige.plan import find_policy, plan_batch
@@ -84,29 +84,29 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     name: str
     policy: str
     engine: Engine
-    num_sequences: int
-    num_tokens: int
-    video_tokens: int
+    num_sequences: PositiveInt
+    num_tokens: PositiveInt
+    video_tokens: NonNegativeInt
     usp_bytes: int = -1
     reason: str = ""
     fits: bool = False
-    step_time_ns: int = 0
-    plan_ns: int = 0
-    bound_ns: int = 0
+    step_time_ns: NonNegativeInt = 0
+    plan_ns: NonNegativeInt = 0
+    bound_ns: NonNegativeInt = 0
     max_over_mean: float = 0.0
     flops_max_over_mean: float = 0.0
-    comm_bytes: int = 0
-    num_split: int = 0
-    peak_memory_bytes: int = 0
-    memory_limit_bytes: int = 0
-    compute_ns: int = 0
-    communication_ns: int = 0
-    wait_ns: int = 0
+    comm_bytes: NonNegativeInt = 0
+    num_split: NonNegativeInt = 0
+    peak_memory_bytes: NonNegativeInt = 0
+    memory_limit_bytes: NonNegativeInt = 0
+    compute_ns: NonNegativeInt = 0
+    communication_ns: NonNegativeInt = 0
+    wait_ns: NonNegativeInt = 0
     causes: Causes | None = None
-    replica_ns: tuple[int, ...] = ()
+    replica_ns: tuple[NonNegativeInt, ...] = ()
     additivity: Additivity | None = None
     notes: tuple[str, ...] = ()
-    planning_ns: int = 0
+    planning_ns: NonNegativeInt = 0
 
 
 class Judge:

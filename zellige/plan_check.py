@@ -114,8 +114,8 @@ def _figure_findings(plan: Plan, problem: Problem, costs: RankCosts, where: str)
 def load_plan(path: str) -> Plan:
     """Read a plan file, or one plan of a schedule or of a stream: ``schedule.json#2``, ``plans.jsonl#17`` (from 1)."""
     name, mark, number = path.rpartition("#")
-    if mark and number.isascii() and number.isdecimal() and not Path(path).exists():
-        return _plan_of_many(name, int(number))
+    if mark and number.isascii() and number.isdecimal() and not _is_there(path):
+        return _plan_of_many(name, int(number[:MAX_DIGITS]))
     text = read_text(Path(path))
     if Path(path).suffix == ".jsonl":
         raise FormatError("a stream holds many plans", where=path, fix=f"{path}#1 is its first")
@@ -125,12 +125,24 @@ def load_plan(path: str) -> Plan:
     return convert(raw, Plan, path)
 
 
+MAX_DIGITS = 18
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def _plan_of_many(path: str, number: int) -> Plan:
     text = read_text(Path(path))
     in_lines = Path(path).suffix == ".jsonl"
-    plans = text.splitlines() if in_lines else decode_json(text, Schedule, path).plans
+    plans = text.split("\n")[: text.count("\n")] if in_lines else decode_json(text, Schedule, path).plans
     if not 1 <= number <= len(plans):
-        raise FormatError(f"there is no plan {number}", where=path, fix=f"1 to {len(plans)}")
+        raise FormatError(
+            f"there is no plan {number}", where=path, fix=f"it holds 1 to {len(plans)}" if plans else "it holds none"
+        )
     found = plans[number - 1]
     return found if isinstance(found, Plan) else decode_json(found, Plan, f"{path}:{number}")
 

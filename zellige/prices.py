@@ -206,5 +206,5 @@ def missing_bucket(bucket: Bucket, where: str) -> FormatError:
     return FormatError(
         f"the price table has no price for bucket {bucket.name} whole",
         where=where,
-        fix="leave --prices out for analytic prices",
+        fix="a table of this batch (prices or profile BATCH), or leave --prices out for analytic prices",
     )

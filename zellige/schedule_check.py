@@ -90,7 +90,7 @@ def check_plan_lines(path: str, options: Options, timeout_s: float) -> tuple[lis
 
 def _plan_lines(path: str) -> Iterator[Plan]:
     text = read_text(Path(path))
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         yield decode_json(line, Plan, f"{path}:{number}")
     if not text.endswith("\n"):
         raise FormatError("the last line breaks off", where=path, fix="plan the run again from there")

@@ -107,3 +107,12 @@ def test_an_interrupt_leaves_whole_lines_and_no_process(tmp_path: Path) -> None:
     assert len(lines) >= 2
     assert all(msgspec.json.decode(line, type=Plan).fits and line.endswith(b"\n") for line in lines)
     assert not Path(f"/proc/{workers[0]}").exists()
+
+
+def test_ids_with_line_separators_stay_in_their_line(run: Run) -> None:
+    write("odd.jsonl", '{"id": "a\\u2028b\\u0085c", "width": 512, "height": 512, "num_frames": 1}\n')
+    assert run("plan", "odd.jsonl", *SETTING, "--stream", "-o", "odd-plans.jsonl").code == 0
+    assert run("check", "odd-plans.jsonl").code == 0
+    assert run("simulate", "odd-plans.jsonl#1").code == 0
+    for reference in ("odd-plans.jsonl#2", "odd-plans.jsonl#" + "9" * 5000):
+        assert run("simulate", reference).code == 4

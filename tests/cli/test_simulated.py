@@ -208,3 +208,31 @@ def test_files_of_many_batches_are_swept_too(run: Run) -> None:
     assert plain["rows"][0]["step_time_ns"] == swept["rows"][0]["step_time_ns"]
     write("mixed.jsonl", MIXED + '{"width": 512, "height": 512, "num_frames": 1}\n')
     assert run(*arguments, "--out", "a.jsonl").code == 2, "the batches are not those of the file"
+
+
+def test_results_with_impossible_figures_are_refused(run: Run) -> None:
+    write("mixed.jsonl", MIXED)
+    arguments = ("compare", "mixed.jsonl", *SETTING, "--policy", "dp", "--out", "results.jsonl")
+    assert run(*arguments).code == 0
+    whole = Path("results.jsonl").read_text()
+    for figure in ("step_time_ns", "num_tokens", "peak_memory_bytes"):
+        Path("results.jsonl").write_text(whole.replace(f'"{figure}":', f'"{figure}":-1'))
+        end = run(*arguments)
+        assert end.code == 4
+        assert "results.jsonl:2" in end.err
+
+
+def test_a_policy_named_twice_counts_once(run: Run) -> None:
+    write("mixed.jsonl", MIXED)
+    once = run("compare", "mixed.jsonl", *SETTING, "--policy", "dp", "--policy", "usp", "--json").json
+    twice = run(
+        "compare", "mixed.jsonl", *SETTING, "--policy", "dp", "--policy", "usp", "--policy", "dp", "--json"
+    ).json
+    assert twice["num_tokens"] == once["num_tokens"]
+    assert [row["policy"] for row in twice["rows"]] == ["dp", "usp"]
+
+
+def test_seeds_that_no_generator_takes_are_usage_errors(run: Run) -> None:
+    write("mixed.jsonl", MIXED)
+    end = run("compare", "mixed.jsonl", *SETTING, "--fidelity", "event", "--jitter", "0.1", "--seed", "9" * 23)
+    assert end.code == 2

@@ -20,10 +20,11 @@ from oracle.training_reference import make_plan
 from test_failures import is_running
 from test_training import MIXED, MODEL, SPLIT, WHOLE, run_of
 
-from zellige.errors import FileError, PreflightError
+from zellige.errors import FileError, FormatError, PreflightError
 from zellige.exec.launch import RanksFailedError, run_ranks
 from zellige.exec.metrics import MetricsLog, StepMetrics, read_metrics
 from zellige.exec.training import TrainingRun, execute_training, training_task
+from zellige.exec.training_state import read_part
 
 pytestmark = pytest.mark.dist
 
@@ -178,3 +179,14 @@ def test_metrics_of_steps_that_are_done_again_are_dropped_and_half_a_line_is_pas
     log.write(metrics(3))
     log.close()
     assert [line.step for line in read_metrics(path)] == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "step0000001"
+    folder.mkdir()
+    part = folder / "rank0.pt"
+    for content in (b"PK\x03\x04cut", b"", b"no archive"):
+        part.write_bytes(content)
+        with pytest.raises(FormatError, match="damaged") as caught:
+            read_part(part)
+        assert caught.value.where == str(part)

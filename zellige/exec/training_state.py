@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from zellige.errors import FileError, PreflightError
+from zellige.errors import FileError, FormatError, PreflightError
 from zellige.files import NonNegativeInt, PositiveInt, decode_json, read_text, readable_json, write_text
 
 KEPT_CHECKPOINTS = 2
@@ -91,12 +91,29 @@ def load_state(directory: Path, network: nn.Module, optimizer: torch.optim.Optim
     path = folder_of(directory, record.steps_done) / f"rank{rank}.pt"
     if not path.exists():
         raise FileError(f"the checkpoint lacks the part of rank {rank}", where=str(path))
-    state = torch.load(path, weights_only=True)
+    state = read_part(path)
     wanted = network.state_dict()
     network.load_state_dict({name: _like(tensor, wanted[name]) for name, tensor in state["network"].items()})
     _load_optimizer(optimizer, state["optimizer"])
     torch.set_rng_state(state["random"])
     return record.steps_done
+
+
+def read_part(path: Path) -> dict[str, Any]:
+    """A rank's part, as data; raises :class:`FormatError` for a file that is damaged or holds anything else."""
+    try:
+        state = torch.load(path, weights_only=True)
+    except Exception as error:  # torch raises half a dozen kinds for files that are cut or are something else
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FormatError(
+            "this part of the checkpoint is damaged",
+            where=str(path),
+            details=(reason,),
+            fix="resume from a copy, or start anew in another --out",
+        ) from None
+    if not isinstance(state, dict) or not {"network", "optimizer", "random"} <= state.keys():
+        raise FormatError("this is no part of a checkpoint", where=str(path), fix="start anew in another --out")
+    return state
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
