@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from zellige.cli_support import MAX_SEED, JsonOption, PricesOption, print_json, print_lines
-from zellige.errors import MissingExtraError, UsageError
+from zellige.errors import MissingExtraError, PreflightError, UsageError
+from zellige.units import format_bytes
 
 
 class DtypeChoice(enum.StrEnum):
@@ -158,6 +160,9 @@ def _training(plan: str, size: Any, shrink: int, timeout: float, settings: dict[
     from zellige.exec.training import TrainingRun, execute_training, training_lines
 
     model = resized(problem.model, size)
+    if settings["backend"] == "gloo":
+        copies = 1 if settings["parallel"] == "fsdp" else len(loaded.predicted)
+        require_host_memory(model.num_parameters() * copies, settings["dtype"])
     parts = training_plans(loaded, model, shrink=shrink, where=plan)
     settings["accumulate"] *= len(parts)
     run = TrainingRun(plans=parts, model=model, **settings)
@@ -165,6 +170,24 @@ def _training(plan: str, size: Any, shrink: int, timeout: float, settings: dict[
     _announce(f"{parts[0].program.num_ranks} ranks: {run.steps} steps of {tokens:,} tokens", timeout)
     done = execute_training(run, timeout_s=timeout, deadline_s=timeout)
     return done, training_lines(run, done)
+
+
+STATE_BYTES = {"fp64": 32, "fp32": 16, "bf16": 8}
+"""Bytes a parameter takes: itself, its gradient, and AdamW's two moments."""
+
+
+def require_host_memory(num_parameters: int, dtype: str) -> None:
+    """Raise :class:`PreflightError` where this machine's memory cannot hold the state of all processes.
+
+    Otherwise the system ends a process when memory runs out, minutes later and without a word.
+    """
+    needed = num_parameters * STATE_BYTES[dtype]
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise PreflightError(
+            f"parameters, gradients, moments of all ranks take {format_bytes(needed)}, of {format_bytes(there)} here",
+            fix="--model-size tiny (or small), or --fsdp, which keeps one copy of them",
+        )
 
 
 def _announce(what: str, timeout: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from command_line import SETTING, Run, write
 
+from zellige.cli_execute import require_host_memory
+from zellige.errors import PreflightError
 from zellige.exec.metrics import read_metrics
 from zellige.files import decode_json
 from zellige.trace import Trace
@@ -78,3 +81,12 @@ def test_a_plan_trains_under_torchrun(run: Run) -> None:
     trace = decode_json(Path("trace.json").read_text(), Trace, "trace.json")
     assert trace.origin == "measured"
     assert {span.rank for span in trace.spans} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("fp32", 16), ("bf16", 8)])
+def test_more_state_than_memory_is_refused_beforehand(dtype: str, each: int) -> None:
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    require_host_memory(there // each - 1, dtype)
+    with pytest.raises(PreflightError, match="of all ranks take") as caught:
+        require_host_memory(there // each + each, dtype)
+    assert "--model-size tiny" in caught.value.fix

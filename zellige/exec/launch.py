@@ -143,6 +143,8 @@ def _silent_end(rank: int, status: int | None) -> RankReport:
     else:
         how = f"ended with status {status}"
     text = f"error[{LostRankError.code}] the process of rank {rank} was {how}, without a report"
+    if status == -signal.SIGKILL:
+        text += "\n  try: if nobody ended it, memory ran out: fewer ranks, a larger --shrink, or a smaller model"
     return RankReport(rank=rank, code=LostRankError.code, exit_code=LostRankError.exit_code, text=text)
 
 
