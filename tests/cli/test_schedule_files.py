@@ -59,7 +59,7 @@ def test_micro_steps_are_simulated_one_by_one(run: Run) -> None:
     assert whole.code == 4
     assert "schedule.json#1" in whole.error["fix"]
     assert run("simulate", "schedule.json#2", "--fidelity", "additive").code == 0
-    assert check_ending("simulate", "schedule.json#3").error["fix"] == "1 to 2"
+    assert check_ending("simulate", "schedule.json#3").error["fix"] == "it holds 1 to 2"
 
 
 @pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5", "200", "9" * 40, "٣"])
