@@ -13,7 +13,6 @@ import typer
 
 from zellige.cli_support import MAX_SEED, JsonOption, PricesOption, print_json, print_lines
 from zellige.errors import MissingExtraError, PreflightError, UsageError
-from zellige.units import format_bytes
 
 
 class DtypeChoice(enum.StrEnum):
@@ -181,6 +180,8 @@ def require_host_memory(num_parameters: int, dtype: str) -> None:
 
     Otherwise the system ends a process when memory runs out, minutes later and without a word.
     """
+    from zellige.units import format_bytes
+
     needed = num_parameters * STATE_BYTES[dtype]
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
