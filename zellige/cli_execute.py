@@ -6,6 +6,7 @@ import enum
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +65,28 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on from the las
 MemoryOption = Annotated[bool, typer.Option("--memory", help="Count live tensors in the second step (CPU).")]
 
 
+TRAINING_ONLY = (
+    "steps", "network", "model_size", "fsdp", "accumulate", "learning_rate", "out", "save_every", "resume", "memory"
+)  # fmt: skip
+ATTENTION_ONLY = ("layers", "verify", "prices")
+"""Options that mean something in one of the two ways to execute a plan."""
+
+
+def _refuse_unused(context: typer.Context, unused: Sequence[str], attention_only: bool) -> None:
+    """Raise :class:`UsageError` for an option that was given and would be ignored."""
+    for name in unused:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            if attention_only:
+                raise UsageError(
+                    f"attention alone makes no use of {option}", fix=f"leave out {option}, or --attention-only"
+                )
+            raise UsageError(f"training makes no use of {option}", fix=f"--attention-only {option} ...")
+
+
 def execute_command(
+    context: typer.Context,
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
     steps: StepsOption = 1,
     network: NetworkOption = NetworkChoice.DIT,
@@ -98,12 +120,11 @@ def execute_command(
     json: JsonOption = False,
 ) -> None:
     """Run a plan on processes of this machine, one a rank, and measure it with the program's span names."""
+    _refuse_unused(context, TRAINING_ONLY if attention_only else ATTENTION_ONLY, attention_only)
     common = {"dtype": dtype.value, "seed": seed, "backend": backend.value, "transport": transport.value}
     if attention_only:
         result, lines = _attention(plan, prices, shrink, layers, verify, timeout, common)
     else:
-        if verify:
-            raise UsageError("--verify compares attention alone", fix="--attention-only --verify")
         if (resume or save_every) and out is None:
             raise UsageError("checkpoints need a folder", fix="--out FOLDER")
         settings = {

@@ -90,3 +90,22 @@ def test_more_state_than_memory_is_refused_beforehand(dtype: str, each: int) -> 
     with pytest.raises(PreflightError, match="of all ranks take") as caught:
         require_host_memory(there // each + each, dtype)
     assert "--model-size tiny" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        (("--attention-only", "--steps", "1"), "--steps"),
+        (("--attention-only", "--out", "run"), "--out"),
+        (("--attention-only", "--fsdp"), "--fsdp"),
+        (("--attention-only", "--model-size", "full"), "--model-size"),
+        (("--verify",), "--verify"),
+        (("--layers", "1"), "--layers"),
+        (("--prices", "table.json"), "--prices"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(run: Run, options: tuple[str, ...], unused: str) -> None:
+    """Also where they say what is the default anyway."""
+    end = run("execute", "plan.json", *options)
+    assert end.code == 2
+    assert f"makes no use of {unused}" in end.err
