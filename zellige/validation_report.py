@@ -79,12 +79,11 @@ def _model_lines(model: ModelReport) -> list[str]:
 
 def validation_tables(setup: SetupReport) -> list[Any]:
     """A table of plans."""
-    from rich.table import Table
+    from zellige.report import plain_table
 
-    table = Table(title=f"{setup.cluster}: replayed, measured and predicted makespans")
     names = {"additive+interference": "+interference"}
-    for column in ("plan", "engine", "replay", "noise", "wall", *(names.get(m.model, m.model) for m in setup.models)):
-        table.add_column(column, justify="left" if column in ("plan", "engine") else "right", no_wrap=True)
+    models = (names.get(model.model, model.model) for model in setup.models)
+    table = plain_table("plan", "engine", "replay", "noise", "wall", *models)
     for plan in setup.plans:
         table.add_row(
             plan.label,
