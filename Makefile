@@ -30,7 +30,7 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 	touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[exec,parquet,wan,sweep,dcp,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[exec,fast,parquet,wan,sweep,dcp,dev]'
 	touch $@ $(VENV)/.core
 
 clean:

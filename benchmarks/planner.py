@@ -1,12 +1,15 @@
 """How good and how fast planners are: makespans, gaps and planning times on fixed seeded suites.
 
-    python benchmarks/planner.py [--suite NAME ...] [--policies NAME ...] [--repeat N] [--seed N] [--json]
+    python benchmarks/planner.py [--suite NAME ...] [--policies NAME ...] [--repeat N] [--seed N] [--interpreted]
+        [--json]
 
 Suites: ``paper`` (the 24 batches of arXiv 2608.01150, inferred), ``random16`` and ``random32`` (4, 8 or 12 videos with
 50, 200 or 400 images, light to heavy), ``slow`` (the same 16 ranks with an eighth of the link and network bandwidth),
 ``memory`` (usable memory scaled until whole sequences fill 70 to 95 % of it), ``scale`` (64 to 4,096 ranks), ``curve``
 (1,024 ranks, 4,000 to 64,000 images). Seed 0 is the one on which the planner's settings were chosen; any other draws
 clips that it has not seen (all suites but ``paper``, which has none to draw).
+
+``zellige`` runs in compiled loops where numba is installed (``--interpreted``: without; the plans are the same).
 
 Gaps are to B3, a bound for any rank sets, and to the bound within aligned blocks where a plan states one. Times are
 minima over repeats; beside them they stand in calibration loops (20,000 rounds of integer work, timed just before and
@@ -30,7 +33,7 @@ from zellige.catalog import load_cluster, load_model
 from zellige.cluster import Cluster
 from zellige.errors import ZelligeError
 from zellige.placement import Plan, Problem
-from zellige.plan import plan_batch
+from zellige.plan import plan_batch, prefer_compiled
 from zellige.sim.what_if import apply_setting
 from zellige.sources import Options, batches_of, build_problem, load_setting, read_source
 from zellige.workload import Clip, build_batch
@@ -57,7 +60,11 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="0: the batches that settings were chosen on")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--interpreted", action="store_true", help="without compiled loops")
     arguments = parser.parse_args()
+    compiled = not arguments.interpreted and prefer_compiled()
+    if compiled:
+        load_compiled_loops()
     rows = [
         measure(suite, name, problem, policy, arguments.repeat)
         for suite in arguments.suite
@@ -66,15 +73,22 @@ def main() -> None:
     ]
     unit = calibrate()
     if arguments.json:
-        print(json.dumps({"calibration_ms": unit, "rows": rows}, indent=2))
+        print(json.dumps({"calibration_ms": unit, "compiled": compiled, "rows": rows}, indent=2))
         return
     for row in rows:
         print(as_line(row))
-    print(f"\ncalibration loop: {unit:.1f} ms")
+    print(f"\ncalibration loop: {unit:.1f} ms; {'compiled' if compiled else 'interpreted'} loops")
     for suite in arguments.suite:
         for policy in arguments.policies:
             print_summary(suite, policy, rows)
         print_losses(suite, rows)
+
+
+def load_compiled_loops() -> None:
+    """Plan until every kind of loop was used: with and without memory that binds."""
+    for suite, wanted in (("random16", "8v50i-mixed"), ("memory", "8v50i-mixed@0.85"), ("scale", "64-heavy")):
+        problem = next(problem for name, problem in suite_problems(suite) if name == wanted)
+        plan_batch(problem, "zellige", "coalesced")
 
 
 def suite_problems(suite: str, seed: int = 0) -> Iterator[tuple[str, Problem]]:

@@ -67,17 +67,20 @@ TOP = (
     "schedule_check",
     "inspection",
     "report",
+    "report_explore",
     "report_simulation",
     "cuts",
     "theory",
     "interference",
     "trials",
     "validation_plans",
+    "predictions",
     "validate",
     "measuring",
     "validation_report",
     "train",
     "importers",
+    "cli_arguments",
     "cli_support",
     "cli_compare",
     "cli_execute",
@@ -100,15 +103,17 @@ FORBIDDEN = {
 HEAVY = {"torch", "ortools", "scipy", "networkx"}
 """What ``import zellige.cli`` must not load, and no hallway module may use."""
 
+CLI_ROOTS = {"errors", "cli_arguments", "cli_support"}
 ONLY_LAZILY = {
-    "cli": {"errors", "cli_support", "cli_compare", "cli_execute", "cli_explore", "cli_measure", "cli_plan", "cli_run"},
-    "cli_compare": {"errors", "cli_support"},
-    "cli_execute": {"errors", "cli_support"},
-    "cli_explore": {"errors", "cli_support"},
-    "cli_measure": {"errors", "cli_support"},
-    "cli_plan": {"errors", "cli_support"},
-    "cli_run": {"errors", "cli_support"},
+    "cli": CLI_ROOTS | {"cli_compare", "cli_execute", "cli_explore", "cli_measure", "cli_plan", "cli_run"},
+    "cli_compare": CLI_ROOTS,
+    "cli_execute": CLI_ROOTS,
+    "cli_explore": CLI_ROOTS,
+    "cli_measure": CLI_ROOTS,
+    "cli_plan": CLI_ROOTS,
+    "cli_run": CLI_ROOTS,
     "cli_support": {"errors"},
+    "cli_arguments": {"errors"},
 }
 """Modules that import the rest of the package inside function bodies only, and what they may load at once."""
 
@@ -254,6 +259,25 @@ def test_the_command_line_loads_nothing_heavy() -> None:
         print(*sorted(loaded & {"torch", "ortools", "scipy", "networkx", "numpy", "typer"}))
     """)
     assert (done.stdout.split(), done.stderr) == (["typer"], "")
+
+
+def test_planning_loads_no_solver_that_it_does_not_use(tmp_path: Path) -> None:
+    """OR-Tools brings pandas along, and takes a second: only policies that solve with it load it, when they plan."""
+    (tmp_path / "small.jsonl").write_text('{"width": 512, "height": 512, "num_frames": 1, "count": 6}\n')
+    arguments = ["plan", "small.jsonl", "--cluster", "a800x4", "--model", "wan2.1-t2v-1.3b", "--policy"]
+    program = """
+        import sys
+        from zellige.cli import main
+
+        try:
+            main()
+        finally:
+            print("loaded:", *sorted({"torch", "ortools", "pandas", "scipy", "networkx"} & set(sys.modules)))
+        """
+    for policy, loaded in (("zellige", []), ("zellige-paper", ["ortools", "pandas"])):
+        done = run_python(program, *arguments, policy, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1].split()[1:] == loaded, policy
 
 
 def test_the_core_compares_without_torch(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_unknown_keys_are_refused_with_the_nearest(tmp_path: Path, key: str, fix
             "30 of 30 rows have no width, height, num_frames",
             f"lines {', '.join(map(str, range(2, 22)))} ...",
         ),
-        ("a.jsonl", lines(ROW, ROW | {"height": None}), "1 of 2 rows have no height", "lines 2"),
+        ("a.jsonl", lines(ROW, ROW | {"height": None}), "1 of 2 rows has no height", "line 2"),
     ],
 )
 def test_rows_without_sizes_are_named(tmp_path: Path, name: str, text: str, message: str, place: str) -> None:

@@ -33,7 +33,7 @@ def test_parquet_and_csv_give_the_same_clips(tmp_path: Path) -> None:
 
 def test_missing_sizes_are_named_by_row(tmp_path: Path) -> None:
     pq.write_table(pa.table(COLUMNS | {"width": [1280, None, 512]}), tmp_path / "list.parquet")
-    with pytest.raises(MissingSizesError, match="1 of 3 rows have no width"):
+    with pytest.raises(MissingSizesError, match="1 of 3 rows has no width"):
         read_clips(tmp_path / "list.parquet")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zellige.catalog import load_cluster, load_model
 from zellige.cluster import Cluster
-from zellige.errors import StateTooLargeError
+from zellige.errors import StateTooLargeError, UsageError
 from zellige.memory import (
     SHARDINGS,
     Checkpoint,
@@ -21,6 +21,7 @@ from zellige.memory import (
     live_bytes,
     memory_model,
     state_bytes,
+    with_reserve,
 )
 from zellige.model import ModelSpec
 from zellige.prices import attention_shape, legal_configs
@@ -253,3 +254,24 @@ def test_no_number_of_ranks_is_offered_where_the_largest_layer_alone_is_too_much
     with pytest.raises(StateTooLargeError) as caught:
         memory_model(load_model(LARGE), shrunk(2_000), "zero3", "full")
     assert "ranks or more" not in caught.value.fix
+
+
+# --- memory kept free
+
+
+@pytest.mark.parametrize(("reserve", "share", "size"), [("5%", 5, 0), ("2GB", 0, 2 * 10**9), ("0%", 0, 0)])
+def test_a_reserve_is_kept_free(reserve: str, share: int, size: int) -> None:
+    memory = memory_model(load_model(SMALL), load_cluster("a800x8"), "zero3", "full")
+    left = with_reserve(memory, reserve)
+    due = -(-memory.usable_bytes * share // 100) + size
+    assert (left.reserved_bytes, left.usable_bytes) == (due, memory.usable_bytes - due)
+    assert left.room_bytes == memory.room_bytes - due
+    assert left.base_bytes == memory.base_bytes
+
+
+@pytest.mark.parametrize("reserve", ["100%", "99.9%", "83GB", "1TB", "half"])
+def test_a_reserve_that_leaves_nothing_is_refused(reserve: str) -> None:
+    memory = memory_model(load_model(SMALL), load_cluster("a800x8"), "zero3", "full")
+    with pytest.raises(UsageError, match="reserve") as caught:
+        with_reserve(memory, reserve)
+    assert "--reserve 5%" in caught.value.fix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +12,17 @@ from zellige.analytic import analytic_price, analytic_table
 from zellige.catalog import load_cluster, load_model
 from zellige.errors import FormatError, ModelMismatchError
 from zellige.files import canonical_json, decode_json, readable_json
-from zellige.prices import PriceTable, check_table, footprints, legal_configs
+from zellige.prices import (
+    EDITED,
+    MOST_NS,
+    UNVERIFIED,
+    PriceTable,
+    check_table,
+    footprints,
+    legal_configs,
+    read_table,
+    stamped,
+)
 from zellige.shards import ParallelConfig
 from zellige.workload import make_bucket
 
@@ -110,3 +121,62 @@ def test_end_to_end_tables_and_other_devices_are_refused_by_name(table: PriceTab
         other = msgspec.structs.replace(table, header=msgspec.structs.replace(table.header, **change))
         with pytest.raises(ModelMismatchError, match=message):
             check_table(other, WAN, TWO_NODES, "full", "prices.json")
+
+
+# --- whether a file still holds what was written
+
+
+def written(path: Path, table: PriceTable) -> str:
+    path.write_text(readable_json(table), encoding="utf-8")
+    return str(path)
+
+
+def test_a_table_that_was_written_is_read_as_it_was(table: PriceTable, tmp_path: Path) -> None:
+    """Also after an editor laid the JSON out anew: the digest is of the content."""
+    path = tmp_path / "prices.json"
+    assert read_table(written(path, stamped(table))) == table
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()), order="sorted"))
+    assert read_table(str(path)) == table
+    assert read_table(str(path)).sources == ("analytic",)
+
+
+@pytest.mark.parametrize("change", ["a time", "an assumption", "a row less", "the digest"])
+def test_a_table_that_was_changed_says_edited(table: PriceTable, tmp_path: Path, change: str) -> None:
+    raw = msgspec.json.decode(msgspec.json.encode(stamped(table)))
+    if change == "a time":
+        raw["rows"][3]["price"]["linear_ns"] += 1
+    elif change == "an assumption":
+        raw["header"]["assumptions"][0] += "!"
+    elif change == "a row less":
+        del raw["rows"][-1]
+    else:
+        raw["digest"] = "edited, and proud of it"
+    (tmp_path / "prices.json").write_bytes(msgspec.json.encode(raw))
+    changed = read_table(str(tmp_path / "prices.json"))
+    assert changed.sources == (EDITED,)
+    assert len(changed.rows) == len(raw["rows"])
+
+
+def test_a_table_without_a_digest_is_read_and_says_so(table: PriceTable, tmp_path: Path) -> None:
+    """Files of before, which had none."""
+    old = read_table(written(tmp_path / "old.json", table))
+    assert old.rows == table.rows
+    assert old.sources == ("analytic", UNVERIFIED)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"linear_ns": MOST_NS + 1}, "ns"),
+        ({"packed_exchange_ns": 2**60}, "ns"),
+        ({"kept_bytes": 2**60}, "bytes"),
+        ({"live_bytes": 2**62, "kept_bytes": 2**62}, "bytes"),
+    ],
+)
+def test_prices_of_no_machine_are_refused(table: PriceTable, tmp_path: Path, change: dict[str, int], what: str) -> None:
+    row = table.rows[0]
+    absurd = msgspec.structs.replace(row, price=msgspec.structs.replace(row.price, **change))
+    path = written(tmp_path / "absurd.json", msgspec.structs.replace(table, rows=(absurd, *table.rows[1:])))
+    with pytest.raises(FormatError, match=f"{what} on each rank, which is no price") as caught:
+        read_table(path)
+    assert caught.value.where == path

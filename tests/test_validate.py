@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from pathlib import Path
 
 import msgspec
 import pytest
-from oracle.made_measurements import HOST, made_measure, setting
+from oracle.made_measurements import setting
+from oracle.made_runs import made_runs, suite_problem, suite_table
 
-from zellige.errors import ModelMismatchError, UsageError
+from zellige.calibration import Calibration
+from zellige.compare import compare
+from zellige.errors import InfeasibleError, ModelMismatchError, UsageError
+from zellige.exec.trial import RankTrial, SpanTime, StepTimes
 from zellige.files import canonical_json, decode_json, readable_json
-from zellige.interference import fit_interference, rank_counts, residual_terms, with_interference
-from zellige.measuring import Wanted, analytic_errors, run_validation
-from zellige.placement import Plan, Problem, rank_costs
+from zellige.measuring import Wanted, analytic_errors, local_cluster, run_validation, suite_plans
+from zellige.placement import Plan, Problem
+from zellige.predictions import MODELS
 from zellige.prices import PriceTable
-from zellige.profile.profiler import Budget, profile
-from zellige.shards import WHOLE
+from zellige.profile.compute import host_info
+from zellige.profile.host import local_host, table_warnings
+from zellige.program import lower
+from zellige.replay import stages
 from zellige.sources import build_problem
-from zellige.trials import Observed, RankObserved, Runs
-from zellige.validate import MODELS, interference_table, predict_all, validate, without_wires
-from zellige.validation_plans import corners, crowded, policy_plans, rotation, rotation_configs, suite_batch
+from zellige.trials import Runs, observe
+from zellige.validate import validate
+from zellige.validation_plans import (
+    POLICIES,
+    corners,
+    crowded,
+    is_policy_plan,
+    policy_plans,
+    rotation,
+    rotation_configs,
+    suite_batch,
+)
 from zellige.validation_report import error_lines, validation_lines, validation_tables
-
-
-def suite_table(cluster: str, folder: Path) -> PriceTable:
-    batch = suite_batch(setting().model, images=8)
-    place = setting(cluster)._replace(buckets=batch.buckets)
-    table, _ = profile(
-        place, folder / f"{cluster}.json", host=HOST, device="cpu", dtype="fp32", measure=made_measure(place),
-        links=lambda: (), link_ranks=1, budget=Budget(seconds=0),
-    )  # fmt: skip
-    return table
 
 
 @pytest.fixture(scope="module")
@@ -41,40 +46,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> PriceTable:
 
 @pytest.fixture(scope="module")
 def problem(table: PriceTable) -> Problem:
-    batch = suite_batch(setting().model, images=8)
-    return build_problem(batch, cluster="cpux8", model="tiny-dit", prices=table)
+    return suite_problem(table)
 
 
 @pytest.fixture(scope="module")
 def plans(problem: Problem) -> list[tuple[str, Plan]]:
     return [*rotation(problem, 4), *corners(problem), *crowded(problem)]
-
-
-def made_runs(problem: Problem, plans: list[tuple[str, Plan]], factor: float = 1.0, pace: float = 1.0) -> Runs:
-    """Observations that are ``factor`` times the additive prediction, on a machine of ``pace``."""
-    calibration = problem.prices.header.calibration
-    assert calibration is not None
-    dry = without_wires(problem)
-    observed = []
-    for label, plan in plans:
-        costs = rank_costs(dataclasses.replace(dry, engine=plan.engine), plan.placements)
-        times = [round((time + calibration.step_ns) * factor * pace) for time in costs.times_ns]
-        longest = max(times)
-        observed.append(
-            Observed(
-                label=label,
-                plan=plan.digest,
-                how="ranks",
-                ranks=tuple(
-                    RankObserved(own_ns=time, memory_bytes=size)
-                    for time, size in zip(times, costs.memory_bytes, strict=True)
-                ),
-                replays_ns=(longest, longest, longest),
-                walls_ns=(2 * longest,) * 3,
-                pace_ns=round(calibration.pace_ns * pace),
-            )
-        )
-    return Runs(cluster="cpux8", model="tiny-dit", cores=8, plans=tuple(p for _, p in plans), observed=tuple(observed))
 
 
 def test_the_rotation_meets_every_video_with_every_split(problem: Problem) -> None:
@@ -131,44 +108,6 @@ def test_no_makespan_is_claimed_with_fewer_cores_than_ranks(problem: Problem, pl
     assert validate(made_runs(problem, plans), problem).models[0].wall is not None
 
 
-def test_interference_that_is_there_is_found_and_used(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
-    runs = made_runs(problem, plans)
-    observed = []
-    for seen, plan in zip(runs.observed, runs.plans, strict=True):
-        ranks = tuple(
-            msgspec.structs.replace(rank, own_ns=rank.own_ns + 4_000_000 * count.sequences)
-            for rank, count in zip(seen.ranks, rank_counts(plan, problem), strict=True)
-        )
-        longest = max(rank.own_ns for rank in ranks)
-        observed.append(msgspec.structs.replace(seen, ranks=ranks, replays_ns=(longest,) * 3))
-    changed = msgspec.structs.replace(runs, observed=tuple(observed))
-    report = validate(changed, problem)
-    assert report.interference_helps
-    assert report.models[2].replay.mape.mean < 0.5 * report.models[0].replay.mape.mean
-    assert report.models[0].residual["per_sequence_ns"] == pytest.approx(4e6, rel=0.4)
-    better = interference_table(problem.prices, changed, problem)
-    images = [row for row in better.rows if row.config == WHOLE]
-    before = {(r.bucket, r.config): r.price.linear_ns for r in problem.prices.rows}
-    assert all(row.price.linear_ns > before[row.bucket, row.config] for row in images)
-
-
-def test_interference_that_is_not_there_changes_nothing(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
-    report = validate(made_runs(problem, plans), problem)
-    assert not report.interference_helps
-    assert report.models[2].replay.worst < 1e-3
-
-
-def test_a_term_without_variation_is_left_alone(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
-    counts = rank_counts(plans[0][1], problem)
-    assert sum(count.splits for count in counts) == sum(
-        p.config.degree for p in plans[0][1].placements if p.config.is_split
-    )
-    same = [counts[0]] * 4
-    assert fit_interference(same, [5.0] * 4) == (0.0, 0.0, 0.0, 5.0)
-    assert residual_terms(same, [5.0] * 4)["explained"] == 0.0
-    assert with_interference(problem.prices, (0.0, 0.0, 0.0, 0.0)) == problem.prices
-
-
 def test_runs_read_back_and_reports_print(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
     runs = made_runs(problem, plans)
     assert decode_json(canonical_json(runs).decode(), Runs, "runs") == runs
@@ -183,15 +122,68 @@ def test_runs_read_back_and_reports_print(problem: Problem, plans: list[tuple[st
         validate(runs, bare)
 
 
-def test_event_predictions_wait_and_sums_do_not(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
-    runs = made_runs(problem, plans)
-    calibration = problem.prices.header.calibration
-    assert calibration is not None
-    found = predict_all(runs, problem, calibration, [1.0] * len(plans))
-    for additive, event in zip(found["additive"], found["event"], strict=True):
-        assert event.replay_ns <= event.makespan_ns
-        assert event.replay_ns >= max(event.rank_ns)
-        assert max(event.rank_ns) == pytest.approx(additive.replay_ns, rel=0.1)
+def test_policies_get_a_verdict_for_each_pair(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
+    policies = policy_plans(problem, POLICIES)
+    assert not any(is_policy_plan(plan) for _, plan in plans)
+    assert all(is_policy_plan(plan) for _, plan in policies)
+    report = validate(made_runs(problem, [*plans, *policies]), problem)
+    named = {(pair.first, pair.second) for pair in report.policy_pairs}
+    assert named == set(itertools.combinations(POLICIES, 2))
+    assert {pair.model for pair in report.policy_pairs} == {"additive", "event"}
+    exact = [pair for pair in report.policy_pairs if pair.model == "additive"]
+    assert all(pair.predicted == pytest.approx(pair.measured, rel=1e-6) for pair in exact)
+    # Sums say just what was measured here, so that any difference in them is sure.
+    assert all((pair.verdict == "certain") == (abs(pair.predicted - 1) > 1e-6) for pair in exact)
+    lines = validation_lines(report)
+    assert sum("order certain" in line or "order uncertain" in line for line in lines) == len(named)
+    assert not validate(made_runs(problem, plans), problem).policy_pairs
+
+
+def test_a_policy_without_a_plan_is_named_and_left_out(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(problem: Problem, names: tuple[str, ...]) -> list[tuple[str, Plan]]:
+        if names == ("usp",):
+            raise InfeasibleError("no room")
+        return policy_plans(problem, names)
+
+    monkeypatch.setattr("zellige.measuring.policy_plans", fails)
+    said: list[str] = []
+    made = suite_plans(problem, 2, ("dp", "usp"), said.append)
+    assert [label for label, _ in made][-1] == "dp"
+    assert said == ["usp has no plan for this batch: no room"]
+
+
+def test_the_default_has_more_than_21_plans_and_a_core_for_each_rank(problem: Problem) -> None:
+    assert len(suite_plans(problem, Wanted().plans, Wanted().policies)) == 27
+    assert [local_cluster(cores) for cores in (1, 2, 3, 4, 7, 8, 96)] == [
+        "cpux2", "cpux2", "cpux2", "cpux4", "cpux4", "cpux8", "cpux8",
+    ]  # fmt: skip
+    batch = suite_batch(setting().model)
+    videos = sum(s.bucket.num_tokens for s in batch.sequences if s.bucket.is_video)
+    assert len(batch.sequences) == 53
+    assert 0.35 < videos / batch.num_tokens < 0.37
+
+
+def test_ranks_are_compared_at_one_pace(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
+    """One rank on a core that is twice as slow, as its pace says: the observation is that of equal cores."""
+    label, plan = plans[-1]
+    program = lower(plan, problem)
+
+    def rank_trial(rank: int, slow: int) -> RankTrial:
+        spans = [
+            SpanTime(program.span(phase, op), layer, slow * 1000 * (1 + place))
+            for phase, layer in stages(program)
+            for place, op in enumerate(program.ranks[rank].ops(phase))
+            if op.kind not in ("issue", "wait", "keep")
+        ]
+        own = sum(span.ns for span in spans) + slow * 500
+        step = StepTimes(wall_ns=10**9, own_ns=own, spans=tuple(spans), pace_ns=slow * 1000)
+        return RankTrial(rank=rank, steps=(step, step), weight_bytes=1, peak_bytes=1)
+
+    ranks = program.num_ranks
+    even = observe(label, plan, program, [rank_trial(rank, 1) for rank in range(ranks)], "alone")
+    uneven = observe(label, plan, program, [rank_trial(rank, 1 + (rank == 3)) for rank in range(ranks)], "alone")
+    assert uneven == even
+    assert even.pace_ns == 1000
 
 
 def test_policies_plan_with_measured_prices(problem: Problem) -> None:
@@ -210,6 +202,36 @@ def test_analytic_errors_by_term(table: PriceTable, tmp_path: Path) -> None:
     assert errors.seconds > 0
     assert errors.gain_ns >= 0
     assert any("minutes" in line for line in error_lines(errors))
+    assert any("this table 4 (fp32)" in line for line in error_lines(errors))
+    # What layers keep a token, as the made measurements have it.
+    assert any("512 a token each" in line for line in error_lines(errors))
+
+
+def test_a_measured_table_plans_and_compares(problem: Problem) -> None:
+    """Tables with laws stand in the keys of caches."""
+    report = compare([problem], ("dp", "zellige"))
+    assert [row.policy for row in report.rows] == ["dp", "zellige"]
+
+
+def test_a_table_of_elsewhere_is_marked_by_name(table: PriceTable) -> None:
+    (line,) = table_warnings(table)
+    assert line.startswith("warning: these prices were measured with machine 'here' (here ")
+    assert "torch '2.13'" in line
+    calibration = table.header.calibration
+    assert calibration is not None
+    own = msgspec.structs.replace(calibration, host=local_host())
+    assert table_warnings(with_calibration(table, own)) == ()
+    on_gpu = msgspec.structs.replace(local_host(), processor="some GPU", cores=1)
+    assert table_warnings(with_calibration(table, msgspec.structs.replace(own, host=on_gpu, device="cuda"))) == ()
+    assert table_warnings(with_calibration(table, None)) == ()
+
+
+def with_calibration(table: PriceTable, calibration: Calibration | None) -> PriceTable:
+    return msgspec.structs.replace(table, header=msgspec.structs.replace(table.header, calibration=calibration))
+
+
+def test_this_host_is_known_without_torch() -> None:
+    assert local_host() == host_info("cpu")
 
 
 def test_a_table_of_another_machine_validates_nothing(table: PriceTable, tmp_path: Path) -> None:
@@ -226,7 +248,7 @@ def test_for_real_on_two_ranks(tmp_path: Path) -> None:
     batch.write_text("id,width,height,num_frames,fps\nv,1280,720,5,16\nw,1280,720,5,16\n")
     said: list[str] = []
     report = run_validation(
-        Wanted(batch=str(batch), clusters=("cpux2",), plans=1, repeats=3, seconds=0.01, save=tmp_path / "runs"),
+        Wanted(batch=str(batch), clusters=("cpux2",), plans=1, policies=(), repeats=3, save=tmp_path / "runs"),
         lambda *_: None,
         said.append,
     )

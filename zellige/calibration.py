@@ -15,6 +15,7 @@ import msgspec
 from zellige.cluster import Cluster, LinkPoint
 from zellige.files import NonNegativeInt, PositiveInt
 from zellige.memory import MemoryModel
+from zellige.units import count_of
 
 Coefficient = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -32,6 +33,10 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     error: Share
     worst: Share
 
+    def __hash__(self) -> int:
+        """Equal laws have one hash: tables stand in the keys of caches."""
+        return hash((self.key, tuple(sorted(self.per_unit.items())), self.samples, self.error, self.worst))
+
     def of(self, terms: Mapping[str, float]) -> float:
         """Nanoseconds (or bytes) of something with these terms."""
         return sum(each * terms.get(term, 0.0) for term, each in self.per_unit.items())
@@ -48,9 +53,16 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     zellige: str
 
 
+def host_differences(found: HostInfo, here: HostInfo) -> list[str]:
+    """What two machines differ in, as ``torch '2.9' (here '2.13')``; what is not known here does not count."""
+    left, right = msgspec.to_builtins(found), msgspec.to_builtins(here)
+    return [f"{key} {left[key]!r} (here {right[key]!r})" for key in left if left[key] != right[key] and right[key]]
+
+
 class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What co-located sequences add to a rank's step beyond their prices, by shard, sequence and received byte.
 
+    ``per_step_ns`` is what every rank takes besides. All of it is in the table's prices and in ``step_ns`` already.
     ``held_out`` and ``held_out_before`` are the mean absolute errors of plans that it was not fitted on, with it and
     without.
     """
@@ -58,6 +70,7 @@ class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     per_split_ns: Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
     per_sequence_ns: Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
     per_byte_ns: Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+    per_step_ns: Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
     plans: PositiveInt
     held_out: Share
     held_out_before: Share
@@ -70,7 +83,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     middle 80 %) of repeated measurements. ``pace_ns`` is what a fixed piece of work took, the median over probes, to
     which all times are brought; ``drift`` is how much longer it took at worst than at first. Memory is a rank's: state
     that every plan holds, and what tensors may use. ``shares_cores``: links were measured with more
-    ranks than cores.
+    ranks than cores. ``link_error`` is the mean error of their fits on sizes left out, ``link_strided`` what strided
+    rank sets took over contiguous ones.
     """
 
     host: HostInfo
@@ -89,6 +103,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     base_bytes: PositiveInt
     usable_bytes: PositiveInt
     interference: Interference | None = None
+    link_error: Share = 0.0
+    link_strided: Share = 1.0
 
     def law(self, key: str) -> Law | None:
         """The law of an operation, if there is one."""
@@ -104,7 +120,7 @@ def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
             fits=calibration.links,
             measured=None,
             origin="measured",
-            source=f"measured on {calibration.host.machine} with {calibration.link_ranks} ranks",
+            source=f"measured on {calibration.host.machine} with {count_of(calibration.link_ranks, 'rank')}",
         )
     host = msgspec.structs.replace(
         cluster.host,

@@ -61,7 +61,11 @@ def load_cluster(name: str) -> Cluster:
     raw: dict[str, Any] = decode_toml(text, dict, path.name)
     device = raw.get("device")
     if not isinstance(device, str):
-        raise FormatError("device must name a device of the catalog", where=path.name)
+        raise FormatError(
+            "device must name a device of the catalog",
+            where=path.name,
+            fix="one of catalog list devices",
+        )
     if device.endswith(".toml"):
         device = str(path.parent / device)
     raw["device"] = msgspec.to_builtins(load_device(device))
@@ -75,7 +79,9 @@ def _measured(link: dict[str, Any], path: Path) -> dict[str, Any]:
     """The tables that a link names, with the scale that it gives them."""
     name, scale = link["measured"], link.pop("measured_bandwidth_scale", 1.0)
     if not isinstance(name, str):
-        raise FormatError("node_link.measured must name tables of the catalog", where=path.name)
+        raise FormatError(
+            "node_link.measured must name tables of the catalog", where=path.name, fix="catalog list collectives"
+        )
     tables = load_collectives(str(path.parent / name) if name.endswith(".toml") else name)
     return {**msgspec.to_builtins(tables), "bandwidth_scale": scale}
 

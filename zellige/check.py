@@ -26,12 +26,12 @@ from zellige.generate import BatchGenerator
 from zellige.memory import memory_model
 from zellige.model import ModelSpec
 from zellige.placement import Option, Plan
-from zellige.plan_check import COLLECTIVE_TIMEOUT_S, Finding, check_plan
-from zellige.prices import PriceTable
+from zellige.plan_check import COLLECTIVE_TIMEOUT_S, Finding, check_plan, load_plan, plan_number
+from zellige.prices import EDITED, UNVERIFIED, PriceTable, verified
 from zellige.schedule import Schedule
 from zellige.schedule_check import check_plan_lines, check_schedule, holds_plans
 from zellige.sources import Options, batches_of, build_problem, changed_cluster, read_source
-from zellige.units import ceil_div, format_bytes
+from zellige.units import ceil_div, count_of, format_bytes
 from zellige.workload import Batch, Bucket, Clip, Drop, training_frames
 
 
@@ -45,12 +45,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_file(argument: str, options: Options, batch_size: int = 0, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Report:
     """Check a clip list, workload, plan, price table or catalog file; unreadable files raise as everywhere."""
+    if plan_number(argument) is not None:
+        return _check_plan(load_plan(argument), argument, options, timeout_s)
     path = Path(argument)
     if path.suffix == ".json":
         return _check_json(argument, options, timeout_s)
     if path.suffix == ".jsonl" and holds_plans(path):
         findings, number = check_plan_lines(argument, options, timeout_s)
-        return Report(file=printable(argument), findings=tuple(findings), summary=(f"{number} plans",))
+        return Report(file=printable(argument), findings=tuple(findings), summary=(count_of(number, "plan"),))
     if argument in names("buckets"):
         return check_bucket_set(load_bucket_set(argument), argument, options)
     if (
@@ -78,7 +80,7 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
             keep = list(dict.fromkeys(drop.suggestion for drop in drops if drop.suggestion))
             total = len(batch.sequences) + len(drops)
             summary.append(
-                f"{batch.name}: {len(drops)} of {total} clips dropped"
+                f"{batch.name}: {len(drops)} of {count_of(total, 'clip')} dropped"
                 + (f"; buckets that would keep them: {', '.join(keep)}" if keep else "")
             )
         if not batch.sequences:
@@ -108,7 +110,7 @@ def drop_findings(drops: Sequence[Drop]) -> list[Finding]:
                 code="ZL120",
                 where=where,
                 message=f"{what} ({first.clip.shape}) dropped: {reason}",
-                fix=f"a bucket {first.suggestion}" if first.suggestion else "",
+                fix=f"a bucket {first.suggestion}" if first.suggestion else "take it out, or another --model",
             )
         )
     return findings
@@ -147,12 +149,16 @@ def resampling_summary(batch: Batch, clips: Sequence[Clip], model: ModelSpec, op
     if changed:
         before, after = changed[0], training_frames(changed[0], model, resample=options.resample)[0]
         lines.append(
-            f"{batch.name}: {len(changed)} of {len(videos)} videos are resampled to {model.native.fps} fps"
-            f" ({before.id}: {before.num_frames} to {after} frames); --keep-fps leaves them alone"
+            f"{batch.name}: {len(changed)} of {count_of(len(videos), 'video')} {'is' if len(changed) == 1 else 'are'}"
+            f" resampled to {model.native.fps} fps ({before.id}: {before.num_frames} to {count_of(after, 'frame')});"
+            " --keep-fps leaves the rate alone"
         )
     silent = sum(clip.fps == 0 for clip in videos)
     if silent and options.resample:
-        lines.append(f"{batch.name}: {silent} videos say no fps: taken as {model.native.fps}, the model's")
+        say = "says" if silent == 1 else "say"
+        lines.append(
+            f"{batch.name}: {count_of(silent, 'video')} {say} no fps: taken as {model.native.fps}, the model's"
+        )
     return lines
 
 
@@ -164,11 +170,13 @@ def batch_summary(batch: Batch, batch_size: int) -> list[str]:
     packed = ceil_div(len(batch.sequences), size)
     padded = len(batch.sequences) * max(bucket.num_tokens for bucket in counts)
     return [
-        f"{batch.name}: {len(batch.sequences)} sequences in {len(counts)} shapes, {batch.num_tokens:,} tokens"
-        f" ({100 * batch.video_share:.0f} % video)",
-        f"  same-shape batching (one bucket a step, batch size {size}) needs {steps} steps;"
-        f" packed, {packed} {'step holds' if packed == 1 else 'steps hold'} all {len(batch.sequences)}",
-        f"  padding all to the longest wastes {100 * (1 - batch.num_tokens / padded):.1f} % of {padded:,} tokens;"
+        f"{batch.name}: {count_of(len(batch.sequences), 'sequence')} in {count_of(len(counts), 'shape')},"
+        f" {count_of(batch.num_tokens, 'token')} ({100 * batch.video_share:.0f} % video)",
+        f"  same-shape batching (one bucket a step, batch size {size}) needs"
+        f" {count_of(steps, 'step')};"
+        f" packed, {count_of(packed, 'step')} {'holds' if packed == 1 else 'hold'} all {len(batch.sequences)}",
+        f"  padding all to the longest wastes {100 * (1 - batch.num_tokens / padded):.1f} % of"
+        f" {count_of(padded, 'token')};"
         " packed with varlen attention, 0 %",
     ]
 
@@ -189,8 +197,10 @@ def epoch_findings(batch: Batch, batch_size: int, num_ranks: int) -> list[Findin
         Finding(
             code="ZL121",
             where=batch.name,
-            message=f"{len(short)} of {len(counts)} buckets hold under {batch_size} x {num_ranks} = {needed} clips;"
-            f" with drop_last their {clips} clips never train"
+            message=f"{len(short)} of {count_of(len(counts), 'bucket')} {'holds' if len(short) == 1 else 'hold'}"
+            f" under {batch_size} x {num_ranks} = {count_of(needed, 'clip')};"
+            f" with drop_last {count_of(clips, 'clip')} of {'it' if len(short) == 1 else 'them'} never"
+            f" {'trains' if clips == 1 else 'train'}"
             + (" and the epoch has 0 steps" if none else "")
             + f" (fewest: {example.name}, {short[example]})",
             fix="packed batches, fewer buckets, or a smaller batch size",
@@ -226,7 +236,7 @@ def memory_findings(
     room = memory.room_bytes * cluster.num_ranks
     if kept > room:
         message = f"the batch keeps {format_bytes(kept)} until backward; all ranks together have {format_bytes(room)}"
-        fix = f"plan --micro-steps auto: {ceil_div(kept, room)} micro-steps or more; or more ranks"
+        fix = f"plan --micro-steps auto: {count_of(ceil_div(kept, room), 'micro-step')} or more; or more ranks"
         findings.append(Finding(code="ZL204", where=batch.name, message=message, fix=fix))
     return lines, findings
 
@@ -242,22 +252,24 @@ def check_bucket_set(bucket_set: BucketSet, where: str, options: Options) -> Rep
         Finding(
             code="ZL122",
             where=where,
-            message=f"{p.num_frames} frames break the rule of {model.name}, {model.latent.vae_stride_t}n+1",
-            fix=f"{model.snap_frames(p.num_frames)} frames",
+            message=f"{count_of(p.num_frames, 'frame')} break the rule of {model.name}, {model.latent.vae_stride_t}n+1",
+            fix=count_of(model.snap_frames(p.num_frames), "frame"),
         )
         for p in bucket_set.patterns()
         if p.num_frames != model.snap_frames(p.num_frames) or (p.num_frames > 1 and not model.takes_videos)
     ]
     if findings or not options.cluster:
         return Report(
-            file=printable(where), findings=tuple(findings), summary=(f"{len(bucket_set.patterns())} shapes",)
+            file=printable(where), findings=tuple(findings), summary=(count_of(len(bucket_set.patterns()), "shape"),)
         )
     cluster = changed_cluster(options.cluster, options)
     memory = memory_model(model, cluster, bucket_set.sharding, "full")
     rows = bucket_memory(bucket_set, model, memory.room_bytes)
     left = format_bytes(memory.room_bytes)
-    summary = [f"{len(rows)} shapes, {left} a GPU beside {bucket_set.sharding} state; largest batch:"]
-    summary += [f"  {r.shape}: {r.max_batch} (published {r.batch_size or '-'}, {r.num_tokens:,} tokens)" for r in rows]
+    summary = [f"{count_of(len(rows), 'shape')}, {left} a GPU beside {bucket_set.sharding} state; largest batch:"]
+    summary += [
+        f"  {r.shape}: {r.max_batch} (published {r.batch_size or '-'}, {count_of(r.num_tokens, 'token')})" for r in rows
+    ]
     findings = [
         Finding(
             code="ZL123",
@@ -275,29 +287,38 @@ def _check_json(argument: str, options: Options, timeout_s: float) -> Report:
     raw = parse_json(read_text(Path(argument)), argument)
     schema = raw.get("schema", "") if isinstance(raw, dict) else ""
     if isinstance(schema, str) and schema.startswith("zellige.plan/"):
-        plan = convert(raw, Plan, argument)
-        summary = (
-            f"plan by {plan.policy}: {len(plan.placements)} sequences on {plan.cluster}, gap {100 * plan.gap:.2f} %"
-        )
-        return Report(
-            file=printable(argument), findings=tuple(check_plan(plan, argument, options, timeout_s)), summary=(summary,)
-        )
+        return _check_plan(convert(raw, Plan, argument), argument, options, timeout_s)
     if isinstance(schema, str) and schema.startswith("zellige.schedule/"):
         schedule = convert(raw, Schedule, argument)
         summary = (
-            f"schedule by {schedule.policy}: {schedule.num_sequences} sequences in {schedule.num_micro_steps}"
-            f" micro-steps on {schedule.cluster}, gap {100 * schedule.gap:.2f} %"
+            f"schedule by {schedule.policy}: {count_of(schedule.num_sequences, 'sequence')} in"
+            f" {count_of(schedule.num_micro_steps, 'micro-step')} on {schedule.cluster}, gap {100 * schedule.gap:.2f} %"
         )
         found = check_schedule(schedule, argument, options, timeout_s)
         return Report(file=printable(argument), findings=tuple(found), summary=(summary,))
     if isinstance(schema, str) and schema.startswith("zellige.prices/"):
-        table = convert(raw, PriceTable, argument)
-        return Report(
-            file=printable(argument), findings=(), summary=(f"{len(table.rows)} prices, {', '.join(table.sources)}",)
-        )
+        table = verified(convert(raw, PriceTable, argument), argument)
+        summary = f"{count_of(len(table.rows), 'price')}, {', '.join(table.sources)}{_trust(table)}"
+        return Report(file=printable(argument), findings=(), summary=(summary,))
     raise SchemaVersionError(
         "the file is no plan, no schedule and no price table", where=argument, fix="clip lists are .jsonl or .csv"
     )
+
+
+def _check_plan(plan: Plan, where: str, options: Options, timeout_s: float) -> Report:
+    summary = (
+        f"plan by {plan.policy}: {count_of(len(plan.placements), 'sequence')} on {plan.cluster},"
+        f" gap {100 * plan.gap:.2f} %"
+    )
+    findings = tuple(check_plan(plan, where, options, timeout_s))
+    return Report(file=printable(where), findings=findings, summary=(summary,))
+
+
+def _trust(table: PriceTable) -> str:
+    """Why a table is not taken for what a program wrote."""
+    if table.digest == EDITED:
+        return ": changed since it was written, its digest is of other prices"
+    return ": the file has no digest" if table.digest == UNVERIFIED else ""
 
 
 def _check_catalog(path: Path, options: Options) -> Report | None:

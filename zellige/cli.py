@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from zellige.cli_arguments import ParserError, StrictCommand, help_alone, misread
 from zellige.cli_compare import compare_command
 from zellige.cli_execute import execute_command
 from zellige.cli_explore import catalog_app, cut_command, prices_command, theory_command
@@ -34,12 +35,11 @@ from zellige.cli_support import (
     print_json,
     print_lines,
 )
-from zellige.errors import InternalError, ZelligeError
+from zellige.errors import InternalError, UsageError, ZelligeError
 
 app = typer.Typer(
     name="zellige-sim",
     help="Plan, simulate and compare placements of mixed image/video batches on a cluster of GPUs.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,6 +48,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
     if version:
@@ -55,16 +56,13 @@ def _root(
 
         typer.echo(__version__)
         raise typer.Exit
+    help_alone(context)
 
 
-app.command("compare", short_help="Every policy on every batch, side by side.")(compare_command)
-app.command("plan", short_help="The plan of a batch, or of a run of batches.")(plan_command)
-
-
-@app.command("check", short_help="Drops, misfits and contradictions in files.")
 def check_command(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Clip lists, workloads, plans, price tables, catalogs.")
+        list[str],
+        typer.Argument(metavar="FILE...", help="Clip lists, workloads, plans (also FILE#2), price tables, catalogs."),
     ],
     cluster: ClusterOption = "",
     model: ModelOption = "",
@@ -89,19 +87,14 @@ def check_command(
     if json:
         print_json({"schema": "zellige.findings/1", "files": reports})
     else:
+        from zellige.report import findings_lines
+
         for report in reports:
-            print_lines([f"{report.file}: {len(report.findings)} findings", *(f"  {line}" for line in report.summary)])
-            for finding in report.findings:
-                print_lines(
-                    [f"  [{finding.code}] {finding.message}" + (f" ({finding.where})" if finding.where else "")]
-                )
-                if finding.fix:
-                    print_lines([f"      try: {finding.fix}"])
+            print_lines(findings_lines(report))
     if any(report.findings for report in reports):
         raise typer.Exit(1)
 
 
-@app.command("inspect", short_help="Tokens, splits and prices of a clip.")
 def inspect_command(
     clip: Annotated[str, typer.Argument(metavar="CLIP", help="WIDTHxHEIGHTxFRAMES, or WIDTHxHEIGHT with --seconds.")],
     model: ModelOption = "wan2.1-t2v-1.3b",
@@ -117,7 +110,7 @@ def inspect_command(
     """Tokens, grid and legal splits of a clip; with a cluster, the splits that fit and their prices."""
     from zellige.catalog import load_cluster, load_model
     from zellige.inspection import clip_frames, inspect_clip
-    from zellige.report import inspection_lines, inspection_table
+    from zellige.report_explore import INSPECTION_LEGEND, inspection_lines, inspection_table
     from zellige.shards import parse_config
 
     spec = load_model(model)
@@ -138,24 +131,35 @@ def inspect_command(
     print_lines(inspection_lines(result))
     if result.configs:
         console().print(inspection_table(result, show_all=show_all))
-        print_lines(["prices: analytic, per step"])
+        print_lines(INSPECTION_LEGEND)
 
 
-app.command("cut", short_help="What every catalog cut does to a plan.")(cut_command)
-app.command("prices", short_help="Write the analytic price table of a batch.")(prices_command)
-app.command("theory", short_help="Why disjoint groups lose, on made batches.")(theory_command)
-app.command("simulate", short_help="Run a plan through the simulator.")(simulate_command)
-app.command("execute", short_help="Run a plan for real, on processes here.")(execute_command)
-app.command("profile", short_help="Measure prices here, or say what that takes.")(profile_command)
-app.command("validate", short_help="Predicted against measured, for real.")(validate_command)
-app.add_typer(catalog_app, name="catalog", no_args_is_help=True)
+for name, command, summary in (
+    ("compare", compare_command, "Every policy on every batch, side by side."),
+    ("plan", plan_command, "The plan of a batch, or of a run of batches."),
+    ("check", check_command, "Drops, misfits and contradictions in files."),
+    ("inspect", inspect_command, "Tokens, splits and prices of a clip."),
+    ("cut", cut_command, "What every catalog cut does to a plan."),
+    ("prices", prices_command, "Write the analytic price table of a batch."),
+    ("theory", theory_command, "Why disjoint groups lose, on made batches."),
+    ("simulate", simulate_command, "Run a plan through the simulator."),
+    ("execute", execute_command, "Run a plan for real, on processes here."),
+    ("profile", profile_command, "Measure prices here, or say what that takes."),
+    ("validate", validate_command, "Predicted against measured, for real."),
+):
+    app.command(name, cls=StrictCommand, short_help=summary)(command)
+app.add_typer(catalog_app, name="catalog")
 
 
 def main() -> None:
     """Run the command line; the console script's entry point."""
     wants_json = "--json" in sys.argv
     try:
-        app(standalone_mode=True)
+        status = app(prog_name="zellige-sim", standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except ParserError as misuse:
+        print_error(misread(misuse), wants_json)
+        sys.exit(UsageError.exit_code)
     except ZelligeError as error:
         print_error(error, wants_json)
         sys.exit(error.exit_code)
@@ -163,11 +167,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        bug = InternalError(
-            f"{type(error).__name__}: {error}",
-            where=last_frame(error),
-            fix="this is a bug in Zellige: please report the command and its input",
-        )
+        bug = InternalError(f"{type(error).__name__}: {error}", where=last_frame(error))
         print_error(bug, wants_json)
         sys.exit(bug.exit_code)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from zellige.cli_arguments import refuse_overwriting
 from zellige.cli_support import (
     AdditivityOption,
     BatchArguments,
@@ -28,6 +29,7 @@ from zellige.cli_support import (
     ModelOption,
     PricesOption,
     ReplicasOption,
+    ReserveOption,
     SeedOption,
     SetOption,
     ShardingChoice,
@@ -40,6 +42,7 @@ from zellige.cli_support import (
     print_lines,
     progress,
     refuse_several,
+    say,
     simulation_options,
     warn_drops,
     warn_resampled,
@@ -63,6 +66,7 @@ def compare_command(
     buckets: BucketsOption = "",
     keep_fps: KeepFpsOption = False,
     prices: PricesOption = "",
+    reserve: ReserveOption = "",
     usp: UspOption = "",
     knapformer: KnapformerOption = "",
     batches: BatchesOption = 1,
@@ -79,10 +83,14 @@ def compare_command(
     out: Annotated[Path | None, typer.Option("--out", help="Results as JSONL; goes on where it stopped.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Plan each batch with every policy and compare: step time, balance, communication, memory, gap to the bound."""
+    """Plan each batch with every policy and compare: step time, balance, communication, memory, gap to the bound.
+
+    Exit 3 where no policy's plans fit in memory.
+    """
+    refuse_overwriting({"--out": out}, [*arguments, prices, cluster, model, buckets])
     options = planning_options(
         cluster, model, sharding, checkpoint, engine, buckets, keep_fps, prices, usp, knapformer, batches, seed,
-        settings, device,
+        settings, device, reserve,
     )  # fmt: skip
     how = simulation_options(fidelity, jitter, replicas, seed, additivity=additivity)
     run = _Run(arguments, options, how, tuple(dict.fromkeys(policy or ())))
@@ -95,6 +103,7 @@ def compare_command(
         print_json(result)
     else:
         _print_comparison(result, breakdown)
+    _require_a_fit(result)
 
 
 class _Run:
@@ -117,6 +126,7 @@ class _Run:
 
     def _setting(self, how: Any, policies: tuple[str, ...]) -> Any:
         from zellige.compare import SPEC_BATCHES, default_policies, run_spec
+        from zellige.profile.host import table_warnings
         from zellige.sources import load_prices
         from zellige.sweep import Setting, Workshop
 
@@ -126,9 +136,11 @@ class _Run:
         setting = Setting(
             cluster=self.cluster, model=self.model, sharding=options.sharding, checkpoint=options.checkpoint,
             engine=options.engine, policies=chosen, how=how, prices=load_prices(options.prices),
+            reserve=options.reserve,
         )  # fmt: skip
         shop = Workshop(setting)
         self.first = shop.problem(first.batch, first.setup)
+        say(*table_warnings(self.first.prices))
         if "knapformer-best" not in chosen or self.num_batches == 1:
             return setting
         spec = run_spec([shop.problem(task.batch, task.setup) for task in self._ahead[:SPEC_BATCHES]])
@@ -190,6 +202,7 @@ class _Run:
         from zellige.errors import UsageError
         from zellige.files import digest
         from zellige.sweep_file import SweepFile, SweepHeader
+        from zellige.units import count_of
 
         identities = [source.identity for source in self.sources]
         header = SweepHeader(
@@ -204,7 +217,7 @@ class _Run:
         file = SweepFile(path, header)
         if file.num_batches > self.num_batches:
             raise UsageError(
-                f"{path} holds {file.num_batches} batches, and {self.num_batches} are asked for",
+                f"{path} holds {count_of(file.num_batches, 'batch')}, and {self.num_batches} asked for",
                 fix=f"--batches {file.num_batches}, or another --out",
             )
         return file
@@ -219,7 +232,7 @@ def _refuse_with_sensitivity(given: dict[str, bool]) -> None:
 
 
 def _explore(run: _Run, jobs: int, json: bool) -> None:
-    from zellige.report_simulation import sensitivity_lines, sensitivity_table
+    from zellige.report_simulation import SENSITIVITY_LEGEND, sensitivity_lines, sensitivity_table
     from zellige.sensitivity import NUM_KNOBS, explore
 
     with progress("changing constants", NUM_KNOBS) as advance:
@@ -230,28 +243,52 @@ def _explore(run: _Run, jobs: int, json: bool) -> None:
     lines = sensitivity_lines(result)
     print_lines(lines[:1])
     console().print(sensitivity_table(result))
-    print_lines(["", *lines[1:]])
+    print_lines(["", SENSITIVITY_LEGEND, "", *lines[1:]])
 
 
 def _print_comparison(result: Any, breakdown: bool) -> None:
-    from zellige.report import breakdown_table, comparison_footer, comparison_lines, comparison_table, spread_table
-    from zellige.report_simulation import additivity_tables, causes_table, paired_table
+    from zellige import report, report_simulation
 
     simulated = result.fidelity != "additive"
-    tables: list[tuple[bool, Callable[[Any], Any]]] = [
-        (breakdown and not simulated, breakdown_table),
-        (breakdown or simulated, causes_table) if simulated else (False, causes_table),
-        (result.batches > 1, spread_table),
-        (any(row.interval_ns for row in result.rows), paired_table),
+    legend = report.COMPARISON_LEGEND + (f"; {report.SIMULATED_LEGEND}" if simulated else "")
+    tables: list[tuple[bool, Callable[[Any], Any], str]] = [
+        (True, report.comparison_table, legend),
+        (breakdown and not simulated, report.breakdown_table, report.BREAKDOWN_LEGEND),
+        (simulated, report_simulation.causes_table, report_simulation.CAUSES_LEGEND),
+        (result.batches > 1, report.spread_table, report.SPREAD_LEGEND),
+        (
+            any(row.interval_ns for row in result.rows),
+            report_simulation.paired_table,
+            report_simulation.PAIRED_LEGEND,
+        ),
     ]
-    print_lines(comparison_lines(result))
-    console().print(comparison_table(result))
-    for wanted, table in tables:
+    print_lines(report.comparison_lines(result))
+    for wanted, table_of, explained in tables:
         if wanted:
-            print_lines([""])
-            console().print(table(result))
+            console().print(table_of(result))
+            print_lines(["", explained, ""])
     if any(row.additivity for row in result.rows):
-        for title, table_of in additivity_tables(result):
-            print_lines(["", title])
-            console().print(table_of)
-    print_lines(["", *comparison_footer(result)])
+        for title, table in report_simulation.additivity_tables(result):
+            print_lines([title])
+            console().print(table)
+            print_lines([""])
+        print_lines([report_simulation.ADDITIVITY_LEGEND, ""])
+    print_lines(report.comparison_footer(result))
+
+
+def _require_a_fit(result: Any) -> None:
+    """Raise :class:`NoRoomError` where no policy has a plan for every batch that fits in memory."""
+    from zellige.errors import NoRoomError
+    from zellige.units import count_of, format_bytes
+
+    if any(row.fits for row in result.rows):
+        return
+    over = {row.policy: row.memory_over_bytes for row in result.rows if row.step_time_ns is not None}
+    least = min(over, key=lambda policy: over[policy], default="")
+    raise NoRoomError(
+        "no policy's plans fit in memory",
+        where=f"{count_of(result.batches, 'batch')} on {result.cluster},"
+        f" {format_bytes(result.memory_limit_bytes)} usable a GPU",
+        details=(f"the least is over it by {format_bytes(over[least])}, under {least}",) if least else (),
+        fix="plan --micro-steps auto; more ranks, or fewer sequences a step",
+    )

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from zellige.cli_support import MAX_SEED, JsonOption, PricesOption, print_json, print_lines
+from zellige.cli_arguments import refuse_overwriting
+from zellige.cli_support import MAX_SEED, JsonOption, PricesOption, print_json, print_lines, say
 from zellige.errors import MissingExtraError, PreflightError, UsageError
 
 
@@ -87,7 +88,7 @@ def _refuse_unused(context: typer.Context, unused: Sequence[str], attention_only
 
 def execute_command(
     context: typer.Context,
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or a plan of many: FILE#2.")],
     steps: StepsOption = 1,
     network: NetworkOption = NetworkChoice.DIT,
     model_size: SizeOption = SizeChoice.FULL,
@@ -121,6 +122,7 @@ def execute_command(
 ) -> None:
     """Run a plan on processes of this machine, one a rank, and measure it with the program's span names."""
     _refuse_unused(context, TRAINING_ONLY if attention_only else ATTENTION_ONLY, attention_only)
+    refuse_overwriting({"--trace": trace, "--out": out}, [plan, prices])
     common = {"dtype": dtype.value, "seed": seed, "backend": backend.value, "transport": transport.value}
     if attention_only:
         result, lines = _attention(plan, prices, shrink, layers, verify, timeout, common)
@@ -159,10 +161,13 @@ def _attention(
         program = shrink_program(program, shrink)
     check_program(program)
     _require_torch()
+    from zellige.exec.devices import require_backend
     from zellige.exec.execute import execute_attention, summary
+    from zellige.units import count_of
 
+    require_backend(common["backend"], program.num_ranks)
     more = ", a comparison in fp64" if verify else ""
-    _announce(f"{program.num_ranks} ranks: a warm-up layer, {layers} measured{more}", timeout)
+    _announce(f"{count_of(program.num_ranks, 'rank')}: a warm-up layer, {layers} measured{more}", timeout)
     done = execute_attention(program, layers=layers, verify=verify, timeout_s=timeout, deadline_s=timeout, **common)
     return done, [str(program), "", *summary(done).splitlines()]
 
@@ -177,7 +182,8 @@ def _training(plan: str, size: Any, shrink: int, timeout: float, settings: dict[
     _require_torch()
     from zellige.exec.dit import resized
     from zellige.exec.plans import training_plans
-    from zellige.exec.training import TrainingRun, execute_training, training_lines
+    from zellige.exec.training import TrainingRun, execute_training, require_runnable, training_lines
+    from zellige.units import count_of
 
     model = resized(problem.model, size)
     if settings["backend"] == "gloo":
@@ -186,8 +192,10 @@ def _training(plan: str, size: Any, shrink: int, timeout: float, settings: dict[
     parts = training_plans(loaded, model, shrink=shrink, where=plan)
     settings["accumulate"] *= len(parts)
     run = TrainingRun(plans=parts, model=model, **settings)
+    require_runnable(run)
     tokens = sum(run.plans[index].num_visual for index in run.plans_of(0))
-    _announce(f"{parts[0].program.num_ranks} ranks: {run.steps} steps of {tokens:,} tokens", timeout)
+    steps = f"{count_of(run.steps, 'step')} of {count_of(tokens, 'token')}"
+    _announce(f"{count_of(parts[0].program.num_ranks, 'rank')}: {steps}", timeout)
     done = execute_training(run, timeout_s=timeout, deadline_s=timeout)
     return done, training_lines(run, done)
 
@@ -215,7 +223,7 @@ def require_host_memory(num_parameters: int, dtype: str) -> None:
 def _announce(what: str, timeout: float) -> None:
     """Say what will run, and make ranks and their folder go with this process when it is terminated."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sys.stderr.write(f"{what}; at most {timeout:g} s (a larger --shrink is faster)\n")
+    say(f"{what}; at most {timeout:g} s (a larger --shrink is faster)")
 
 
 def _require_torch() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from zellige.cli_arguments import StrictCommand, help_alone, refuse_overwriting
 from zellige.cli_support import (
     BatchArgument,
     BatchArguments,
@@ -48,10 +49,11 @@ def cut_command(
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """The catalog cut: sorted whole prices, dispersion and plan quality at every k, the chosen k marked."""
+    """The catalog cut: sorted whole prices, then dispersion and plan quality at every number of fillers."""
     from zellige.cuts import explore_cut
-    from zellige.report import cut_tables
+    from zellige.report_explore import CUT_LEGEND, PRICES_LEGEND, cut_tables
     from zellige.sources import build_problems, read_source
+    from zellige.units import count_of
 
     options = planning_options(
         cluster, model, sharding, checkpoint, None, buckets, keep_fps, prices, batches=batches, seed=seed
@@ -69,10 +71,13 @@ def cut_command(
     if json:
         print_json(report)
         return
-    for table in cut_tables(report):
+    for table, legend in zip(cut_tables(report), (PRICES_LEGEND, CUT_LEGEND), strict=True):
         console().print(table)
-        print_lines([""])
-    print_lines([f"k = {report.k}: {report.k} of {len(report.buckets)} buckets are fillers, the rest anchors"])
+        print_lines(["", legend, ""])
+    chosen = (
+        f"{report.k} of {count_of(len(report.buckets), 'bucket')} {'is a filler' if report.k == 1 else 'are fillers'}"
+    )
+    print_lines([f"the chosen cut: {chosen}, the rest anchors"])
 
 
 def prices_command(
@@ -83,18 +88,24 @@ def prices_command(
     checkpoint: CheckpointOption = CheckpointChoice.FULL,
     buckets: BucketsOption = "",
     keep_fps: KeepFpsOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Write the analytic price table of a batch's buckets, with what it assumes; --prices reads such tables."""
     from zellige.files import readable_json, write_text
+    from zellige.prices import stamped
     from zellige.sources import build_problems, read_source
+    from zellige.units import count_of
 
+    refuse_overwriting({"-o": output}, [batch, cluster, model, buckets])
     options = planning_options(cluster, model, ShardingChoice.ZERO3, checkpoint, None, buckets, keep_fps, "")
-    table = build_problems(read_source(batch, options), options, warn_drops)[0].prices
-    if output is None:
+    table = stamped(build_problems(read_source(batch, options), options, warn_drops)[0].prices)
+    if output is not None:
+        write_text(output, readable_json(table))
+    if output is None or json:
         print_json(table)
         return
-    write_text(output, readable_json(table))
-    print_lines([f"{len(table.rows)} {', '.join(table.sources)} prices written to {output}; they assume:"])
+    origin = f"{', '.join(table.sources)} price"
+    print_lines([f"{count_of(len(table.rows), origin)} written to {output}; they assume:"])
     print_lines([f"  {line}" for line in table.header.assumptions])
 
 
@@ -103,17 +114,17 @@ def theory_command(
     json: JsonOption = False,
 ) -> None:
     """Why disjoint groups lose, on batches made for it: the ratio reaching N/g, and 1 split against m + 1."""
-    from zellige.report import theory_tables
+    from zellige.report_explore import theory_tables
     from zellige.theory import theory_rows
 
     result = theory_rows(ranks=tuple(ranks or (2, 4, 8, 16, 32, 64)), fillers_per_rank=4)
     if json:
         print_json(result)
         return
-    for title, table in theory_tables(result):
+    for title, table, legend in theory_tables(result):
         print_lines([title])
         console().print(table)
-        print_lines([""])
+        print_lines(["", legend, ""])
 
 
 catalog_app = typer.Typer(
@@ -122,7 +133,12 @@ catalog_app = typer.Typer(
 )
 
 
-@catalog_app.command("list")
+@catalog_app.callback(invoke_without_command=True)
+def _catalog(context: typer.Context) -> None:
+    help_alone(context)
+
+
+@catalog_app.command("list", cls=StrictCommand)
 def catalog_list_command(
     kind: Annotated[str, typer.Argument(metavar="[KIND]", help="models, devices, clusters, ...")] = "",
     json: JsonOption = False,
@@ -134,11 +150,10 @@ def catalog_list_command(
     if json:
         print_json({"schema": "zellige.catalog/1", "entries": index})
         return
-    for entry in index:
-        print_lines([f"{entry.kind:13s}{entry.name:28s}{entry.title}"])
+    print_lines((f"{entry.kind:13s}{entry.name:28s}{entry.title}" for entry in index), hang=41)
 
 
-@catalog_app.command("show")
+@catalog_app.command("show", cls=StrictCommand)
 def catalog_show_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A bundled name.", autocompletion=complete_catalog)],
     errors: Annotated[
@@ -158,5 +173,10 @@ def catalog_show_command(
             print_lines(error_lines(found))
         return
     from zellige.catalog import catalog_text
+    from zellige.files import decode_toml
 
-    sys.stdout.write(catalog_text(name))
+    text = catalog_text(name)
+    if json:
+        print_json(decode_toml(text, dict, name))
+    else:
+        sys.stdout.write(text)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from zellige.cli_arguments import refuse_overwriting
 from zellige.cli_support import (
     BatchArgument,
     CheckpointChoice,
@@ -20,6 +20,7 @@ from zellige.cli_support import (
     print_json,
     print_lines,
     progress,
+    say,
     warn_drops,
 )
 from zellige.errors import UsageError
@@ -46,7 +47,9 @@ def profile_command(
         bool, typer.Option("--estimate", help="Say what measuring would take, and measure nothing.")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Where the table goes; its journal lies beside it.")] = None,
-    device: Annotated[DeviceChoice, typer.Option("--device", help="Measure a CPU core or a GPU.")] = DeviceChoice.CPU,
+    device: Annotated[
+        DeviceChoice | None, typer.Option("--device", help="Measure a CPU core or a GPU; else what the cluster has.")
+    ] = None,
     minutes: MinutesOption = 6.0,
     end_to_end: Annotated[bool, typer.Option("--end-to-end", help="One figure a price, as the paper has.")] = False,
     no_links: Annotated[bool, typer.Option("--no-links", help="Keep the cluster's own links.")] = False,
@@ -57,12 +60,14 @@ def profile_command(
 ) -> None:
     """Measure the prices of a batch's buckets on this machine (resumable), or say what that would take."""
     if estimate:
-        _estimate(batch, cluster, model, json)
+        _estimate(batch, cluster, model, checkpoint, device, json, links=not no_links)
         return
     if out is None:
         raise UsageError("a table needs a place", fix="--out table.json (or --estimate)")
+    refuse_overwriting({"--out": out}, [batch, cluster, model])
     from zellige.files import readable_json, write_text
-    from zellige.measuring import measure_table, measuring_setting
+    from zellige.measuring import measure_table, measuring_setting, own_device
+    from zellige.prices import stamped
     from zellige.validation_report import profile_lines
 
     setting = measuring_setting(batch, cluster, model, checkpoint.value, warn_drops)
@@ -70,27 +75,36 @@ def profile_command(
         table, done = measure_table(
             setting,
             out,
-            device=device.value,
+            device=own_device(setting.setting) if device is None else device.value,
             seconds=60 * minutes,
             links=not no_links,
             end_to_end=end_to_end,
             advance=advance,
         )
-    write_text(out, readable_json(table))
+    write_text(out, readable_json(stamped(table)))
     if json:
         print_json({"schema": "zellige.profile/1", "rows": len(table.rows), "progress": done})
         return
     print_lines(profile_lines(table, done, str(out)))
 
 
-def _estimate(batch: str, cluster: str, model: str, json: bool) -> None:
-    from zellige.measuring import measuring_setting
-    from zellige.memory import memory_model
+def _estimate(
+    batch: str,
+    cluster: str,
+    model: str,
+    checkpoint: CheckpointChoice,
+    device: DeviceChoice | None,
+    json: bool,
+    *,
+    links: bool,
+) -> None:
+    from zellige.measuring import measured_link_ranks, measuring_setting, own_device
     from zellige.profile import estimate_profile
-    from zellige.report import estimate_lines
+    from zellige.validation_report import estimate_lines
 
-    spec, hardware, buckets, mode = measuring_setting(batch, cluster, model, "full", warn_drops).setting
-    result = estimate_profile(spec, hardware, buckets, memory_model(spec, hardware, "zero3", mode), mode)
+    setting = measuring_setting(batch, cluster, model, checkpoint.value, warn_drops).setting
+    used = own_device(setting) if device is None else device.value
+    result = estimate_profile(setting, measured_link_ranks(setting, used) if links else ())
     if json:
         print_json(result)
         return
@@ -101,7 +115,8 @@ def validate_command(
     batch: BatchArgument = SUITE,
     prices: Annotated[str, typer.Option("--prices", help="A measured table; without it one is measured.")] = "",
     cluster: Annotated[
-        list[str] | None, typer.Option("--cluster", help="Clusters whose plans run here (repeatable).")
+        list[str] | None,
+        typer.Option("--cluster", help="Clusters whose plans run here (repeatable); else cpux2, 4 or 8 by the cores."),
     ] = None,
     model: ModelOption = "tiny-dit",
     device: Annotated[
@@ -109,9 +124,12 @@ def validate_command(
     ] = DeviceChoice.CPU,
     alone: Annotated[bool, typer.Option("--alone", help="Run ranks one by one, and replay them.")] = False,
     plans: Annotated[int, typer.Option("--plans", min=1, max=10_000, help="Plans of the rotation.")] = 18,
-    policy: Annotated[list[str] | None, typer.Option("--policy", help="Also a policy's plan (repeatable).")] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Measured steps of a plan.")] = 3,
-    minutes: MinutesOption = 0.5,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", help="A policy's plan as well (repeatable); else zellige, usp, dp, knapformer."),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Measured steps of a plan.")] = 4,
+    minutes: MinutesOption = 0.75,
     measured: Annotated[str, typer.Option("--measured", help="Read runs from this file; run nothing.")] = "",
     save: Annotated[Path | None, typer.Option("--save", help="Keep the runs in this folder, and the table.")] = None,
     raw_pace: Annotated[bool, typer.Option("--raw-pace", help="Do not scale predictions to the pace.")] = False,
@@ -121,18 +139,21 @@ def validate_command(
     json: JsonOption = False,
 ) -> None:
     """Predicted against measured, for real: run plans here and say how far to trust the order of plans."""
-    from zellige.measuring import Wanted, run_validation
+    from zellige.measuring import Wanted, local_cluster, run_validation
+    from zellige.profile.host import available_cores
+    from zellige.validation_plans import POLICIES
     from zellige.validation_report import validation_lines, validation_tables
 
+    refuse_overwriting({"--save": save, "--write-interference": interference}, [batch, prices, measured, model])
     wanted = Wanted(
         batch=batch,
         prices=prices,
-        clusters=tuple(cluster or ("cpux8", "cpux2")),
+        clusters=tuple(cluster or (local_cluster(available_cores()),)),
         model=model,
         device=device.value,
         alone=alone,
         plans=plans,
-        policies=tuple(policy or ()),
+        policies=tuple(policy or POLICIES),
         repeats=repeats,
         seconds=60 * minutes,
         measured=measured,
@@ -140,7 +161,7 @@ def validate_command(
         at_pace=not raw_pace,
         interference=interference,
     )
-    report = run_validation(wanted, warn_drops, _say)
+    report = run_validation(wanted, warn_drops, say)
     if json:
         print_json(report)
         return
@@ -149,7 +170,3 @@ def validate_command(
         for table in validation_tables(setup):
             console().print(table)
     print_lines([f"all of it took {report.seconds:.0f} s"])
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

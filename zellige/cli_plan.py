@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from zellige.cli_arguments import refuse_overwriting
 from zellige.cli_support import (
     BatchArguments,
     BatchesOption,
@@ -22,6 +22,7 @@ from zellige.cli_support import (
     KnapformerOption,
     ModelOption,
     PricesOption,
+    ReserveOption,
     SeedOption,
     SetOption,
     ShardingChoice,
@@ -31,6 +32,7 @@ from zellige.cli_support import (
     planning_options,
     print_json,
     print_lines,
+    say,
     warn_drops,
     warn_resampling,
 )
@@ -56,6 +58,7 @@ def plan_command(
     buckets: BucketsOption = "",
     keep_fps: KeepFpsOption = False,
     prices: PricesOption = "",
+    reserve: ReserveOption = "",
     usp: UspOption = "",
     knapformer: KnapformerOption = "",
     batches: BatchesOption = 1,
@@ -77,9 +80,10 @@ def plan_command(
         raise UsageError("--stream plans single steps", fix="plan the batches that need --micro-steps one by one")
     if ahead is not None and not stream:
         raise UsageError("--ahead is for --stream", fix="leave it out")
+    refuse_overwriting({"-o": output}, [*arguments, prices, cluster, model, buckets])
     options = planning_options(
         cluster, model, sharding, checkpoint, engine, buckets, keep_fps, prices, usp, knapformer, batches, seed,
-        settings, device,
+        settings, device, reserve,
     )  # fmt: skip
     sources = [read_source(argument, options) for argument in arguments]
     if stream:
@@ -106,25 +110,31 @@ def _micro_steps(text: str) -> int:
 def _plan_one(sources: list[Any], options: Any, policy: str, steps: int, output: Path | None, json: bool) -> None:
     from zellige.files import readable_json, write_text
     from zellige.plan.micro_steps import micro_steps_advice, plan_in_steps, plan_one_step, policy_planner
+    from zellige.profile.host import table_warnings
     from zellige.report import plan_lines, schedule_lines
     from zellige.schedule import Schedule
     from zellige.sources import build_problems
+    from zellige.units import count_of
 
     problems = [problem for source in sources for problem in build_problems(source, options, warn_drops)]
     warn_resampling(problems, sources, options)
     if len(problems) > 1:
-        raise UsageError(f"these are {len(problems)} batches", fix="--stream plans a run of them, compare takes many")
+        raise UsageError(
+            f"these are {count_of(len(problems), 'batch')}", fix="--stream plans a run of them, compare takes many"
+        )
+    say(*table_warnings(problems[0].prices))
     problem, planner = policy_planner(problems[0], policy, options.engine)
     result = plan_one_step(problem, planner) if steps == 1 else plan_in_steps(problem, planner, steps or None)
     if output is not None:
         write_text(output, readable_json(result))
-    lines = schedule_lines(result) if isinstance(result, Schedule) else plan_lines(result)
+    told = problem.prices.sources, problem.memory.reserved_bytes
+    lines = schedule_lines(result, *told) if isinstance(result, Schedule) else plan_lines(result, *told)
     if json:
         print_json(result)
     else:
         print_lines([*lines, *([f"written to {output}"] if output else [])])
     if not result.fits:
-        sys.stderr.write(f"one step does not hold the batch; try: {micro_steps_advice(problem, planner)}\n")
+        say(f"one step does not hold the batch; try: {micro_steps_advice(problem, planner)}")
         raise typer.Exit(1)
 
 
@@ -132,6 +142,7 @@ def _plan_run(sources: list[Any], options: Any, policy: str, ahead: int | None, 
     from zellige.lines import LineWriter
     from zellige.plan.stream import DEFAULT_AHEAD, plan_line, plan_stream
     from zellige.sources import each_problem
+    from zellige.units import count_of
 
     problems = (problem for source in sources for problem in each_problem(source, options, warn_drops))
     done, unfit = 0, []
@@ -142,9 +153,8 @@ def _plan_run(sources: list[Any], options: Any, policy: str, ahead: int | None, 
             done += 1
             if not plan.fits:
                 unfit.append(plan.batch)
-    sys.stderr.write(f"{done} plans, {run.kept} of them dealt from kept ones\n")
+    say(f"{count_of(done, 'plan')}, {run.kept} of them dealt from kept ones")
     if unfit:
-        sys.stderr.write(
-            f"{len(unfit)} do not fit in memory, the first for {unfit[0]}; try: plan it with --micro-steps\n"
-        )
+        do_not = "does not" if len(unfit) == 1 else "do not"
+        say(f"{len(unfit)} {do_not} fit in memory, the first for {unfit[0]}; try: plan it with --micro-steps auto")
         raise typer.Exit(1)

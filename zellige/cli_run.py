@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from zellige.cli_arguments import refuse_overwriting
 from zellige.cli_support import (
     MAX_SEED,
     AdditivityOption,
@@ -18,6 +19,7 @@ from zellige.cli_support import (
     JsonOption,
     ModelOption,
     ReplicasOption,
+    ReserveOption,
     SetOption,
     console,
     print_json,
@@ -27,7 +29,7 @@ from zellige.cli_support import (
 
 
 def simulate_command(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or a plan of many: FILE#2.")],
     fidelity: FidelityOption = FidelityChoice.EVENT,
     cluster: ClusterOption = "",
     model: ModelOption = "",
@@ -36,6 +38,7 @@ def simulate_command(
     seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the jitter.")] = 0,
     settings: SetOption = None,
     device: DeviceOption = "",
+    reserve: ReserveOption = "",
     additivity: AdditivityOption = False,
     no_state: Annotated[
         bool, typer.Option("--no-state", help="Leave out parameter gathers, reductions and the optimizer.")
@@ -51,8 +54,9 @@ def simulate_command(
     from zellige.simulation import simulate_plan
     from zellige.sources import Options
 
+    refuse_overwriting({"--trace": trace, "--kineto": kineto}, [plan, cluster, model])
     loaded = load_plan(plan)
-    options = Options(cluster=cluster, model=model, settings=tuple(settings or ()), device=device)
+    options = Options(cluster=cluster, model=model, settings=tuple(settings or ()), device=device, reserve=reserve)
     problem = plan_problem(loaded, plan, options)
     traced = trace is not None or kineto is not None
     how = simulation_options(fidelity, jitter, replicas, seed, additivity=additivity, state=not no_state, trace=traced)
@@ -64,24 +68,24 @@ def simulate_command(
     if json:
         print_json(done.answer)
         return
-    _print_simulation(done, loaded)
+    _print_simulation(done, loaded, problem.memory.reserved_bytes)
     if trace is not None:
         print_lines([f"spans written to {trace}: open them in Perfetto or chrome://tracing"])
     if kineto is not None:
         print_lines([f"a Kineto trace a rank written to {kineto}"])
 
 
-def _print_simulation(done: Any, plan: Any) -> None:
-    from zellige.report import simulation_lines, simulation_table
-    from zellige.report_simulation import additivity_table, summary_lines
+def _print_simulation(done: Any, plan: Any, reserved_bytes: int) -> None:
+    from zellige import report_simulation as tables
 
-    print_lines(simulation_lines(done.report, plan))
+    print_lines(tables.simulation_lines(done.report, plan, reserved_bytes))
     if done.summary is not None:
-        print_lines(summary_lines(done.report, done.summary))
-    console().print(simulation_table(done.report))
+        print_lines(tables.summary_lines(done.report, done.summary))
+    console().print(tables.simulation_table(done.report))
+    print_lines(["", *tables.simulation_legend(done.report)])
     if done.additivity is not None:
         print_lines(["", "events and shared links against the sums, by cause, on the rank that the sums call slowest"])
-        console().print(additivity_table(done.additivity))
+        console().print(tables.additivity_table(done.additivity))
 
 
 def _write_trace(path: Path, trace: Any) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,6 +132,9 @@ DeviceOption = Annotated[
 AdditivityOption = Annotated[
     bool, typer.Option("--additivity", help="How far the simulator is from the sums, by cause.")
 ]
+ReserveOption = Annotated[
+    str, typer.Option("--reserve", metavar="SHARE", help="Keep so much of a GPU's memory free: 5%, 2GB.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; errors too, on stderr.")]
 
 
@@ -148,15 +153,17 @@ def planning_options(
     seed: int = 0,
     settings: list[str] | None = None,
     device: str = "",
+    reserve: str = "",
 ) -> Any:
     """Parse the options that planning commands share; raises where a value cannot be read."""
-    from zellige.plan.bags import parse_bag_spec
     from zellige.shards import parse_config
     from zellige.sources import Options
 
     if usp:
         parse_config(usp)
     if knapformer:
+        from zellige.plan.bags import parse_bag_spec
+
         parse_bag_spec(knapformer)
     return Options(
         cluster=cluster,
@@ -173,6 +180,7 @@ def planning_options(
         seed=seed,
         settings=tuple(settings or ()),
         device=device,
+        reserve=reserve,
     )
 
 
@@ -202,10 +210,36 @@ def console(*, stderr: bool = False) -> Any:
     return Console(stderr=stderr, highlight=False, soft_wrap=False)
 
 
-def print_lines(lines: list[str]) -> None:
-    """Print lines as they are."""
-    for line in lines:
-        console().print(line, markup=False, soft_wrap=True)
+def print_lines(lines: Iterable[str], hang: int = 2) -> None:
+    """Print lines, wrapped to the terminal (or to COLUMNS) with what follows indented by ``hang``.
+
+    Into pipes and files they go as they are.
+    """
+    _write(sys.stdout, lines, console(), hang)
+
+
+def say(*lines: str) -> None:
+    """The same on stderr: notes, warnings and errors."""
+    _write(sys.stderr, lines, console(stderr=True))
+
+
+def _write(stream: Any, lines: Iterable[str], screen: Any, hang: int = 2) -> None:
+    wide = screen.width if screen.is_terminal or os.environ.get("COLUMNS") else 0
+    for line in (line for text in lines for line in text.split("\n")):
+        stream.write("\n".join(wrapped(line, wide, hang) if wide else [line]) + "\n")
+
+
+MIN_COLUMNS = 20
+
+
+def wrapped(line: str, columns: int, hang: int = 2) -> list[str]:
+    """A line in parts of at most so many columns, the later ones indented; words that are longer stay whole."""
+    indent = line[: len(line) - len(line.lstrip(" "))]
+    parts = textwrap.wrap(
+        line, max(columns, MIN_COLUMNS), subsequent_indent=indent + " " * hang, break_long_words=False,
+        break_on_hyphens=False, replace_whitespace=False, expand_tabs=False,
+    )  # fmt: skip
+    return parts or [""]
 
 
 def print_json(value: Any) -> None:
@@ -222,7 +256,7 @@ def print_error(error: ZelligeError, as_json: bool) -> None:
 
         sys.stderr.write(readable_json(error.as_dict()))
     else:
-        sys.stderr.write(f"{error}\n")
+        say(*str(error).splitlines())
 
 
 def last_frame(error: BaseException) -> str:
@@ -244,18 +278,15 @@ def warn_resampled(batch: Any, clips: Any, model: Any, options: Any) -> None:
     """Say on stderr where a batch was resampled to the model's frame rate."""
     from zellige.check import resampling_summary
 
-    for line in resampling_summary(batch, clips, model, options):
-        sys.stderr.write(f"note: {line}\n")
+    say(*(f"note: {line}" for line in resampling_summary(batch, clips, model, options)))
 
 
 def warn_drops(source: Any, drops: Any) -> None:
     """Say on stderr which clips were dropped, and why."""
     from zellige.report import drop_lines
 
-    total = sum(len(clips) for clips in source.clips.values())
-    sys.stderr.write(
-        "\n".join([f"warning: {source.label}: {drop_lines(drops, total)[0]}", *drop_lines(drops, total)[1:]]) + "\n"
-    )
+    first, *more = drop_lines(drops, sum(len(clips) for clips in source.clips.values()))
+    say(f"warning: {source.label}: {first}", *more)
 
 
 SECONDS_BETWEEN_LINES = 10
@@ -283,7 +314,7 @@ def _progress_lines(title: str, total: int) -> Callable[[], None]:
         done += 1
         if time.monotonic() - last > SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            sys.stderr.write(f"{title}: {done} of {total}\n")
+            say(f"{title}: {done} of {total}")
 
     return advance
 

@@ -22,8 +22,10 @@ from zellige.errors import (
     FormatError,
     MissingExtraError,
     MissingSizesError,
+    SchemaVersionError,
 )
-from zellige.files import check_schema, parse_json, printable, read_text
+from zellige.files import A_READABLE_PATH, WRITTEN_BY, check_schema, other_kind, parse_json, printable, read_text
+from zellige.units import count_of
 from zellige.workload import MAX_SEQUENCES, Clip, parse_fps, repeat_clip
 
 _NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{0,18})?(?:[eE][+-]?\d{1,2})?", re.ASCII)
@@ -31,6 +33,7 @@ _GAPS = frozenset({"", "nan", "none", "null"})
 CLIPS_SCHEMA = "zellige.clips/1"
 SIZE_COLUMNS = ("width", "height", "num_frames")
 USED_COLUMNS = frozenset((*SIZE_COLUMNS, "fps", "id", "count", "batch"))
+A_WHOLE_NUMBER = "a whole number from 1, as 1280"
 COLUMN_FORMATS = frozenset({".csv", ".tsv", ".parquet"})
 KNOWN_COLUMNS = frozenset(
     (*SIZE_COLUMNS, "fps", "id", "count", "batch", "path", "text", "aspect_ratio", "resolution", "relpath", "duration")
@@ -73,9 +76,15 @@ def _parquet_rows(path: Path, label: str) -> Iterator[tuple[int, dict[str, Any]]
             names = [name for name in file.schema_arrow.names if name in USED_COLUMNS]
             table = file.read(columns=names).to_pylist()
     except OSError as error:
-        raise FileError(f"cannot read {label!r}: {error.strerror or error}", where=label) from None
+        raise FileError(
+            f"cannot read {label!r}: {error.strerror or error}",
+            where=label,
+            fix=A_READABLE_PATH,
+        ) from None
     except (pyarrow.ArrowException, ValueError) as error:
-        raise FormatError("this is not Parquet", where=label, details=(str(error)[:200],)) from None
+        raise FormatError(
+            "this is not Parquet", where=label, details=(str(error)[:200],), fix="write it again, or use .csv or .jsonl"
+        ) from None
     for number, row in enumerate(table, 1):
         yield number, {key: value for key, value in row.items() if value is not None and value == value}
 
@@ -89,12 +98,17 @@ def _csv_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
         columns = reader.fieldnames or []
         if len(set(columns)) != len(columns):
             raise FormatError(
-                "a column stands twice in the header", where=f"{label}:{skipped + 1}", details=(", ".join(columns),)
+                "a column stands twice in the header",
+                where=f"{label}:{skipped + 1}",
+                details=(", ".join(columns),),
+                fix="take one of the two out",
             )
         for row in reader:
             if None in row or None in row.values():
                 raise FormatError(
-                    "the row has another number of cells than the header", where=f"{label}:{reader.line_num + skipped}"
+                    "the row has another number of cells than the header",
+                    where=f"{label}:{reader.line_num + skipped}",
+                    fix="one cell for each column; cells that contain a comma stand in double quotes",
                 )
             yield (
                 reader.line_num + skipped,
@@ -102,7 +116,10 @@ def _csv_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
             )
     except csv.Error as error:
         raise FormatError(
-            "this is not CSV", where=f"{label}:{reader.line_num + skipped}", details=(str(error),)
+            "this is not CSV",
+            where=f"{label}:{reader.line_num + skipped}",
+            details=(str(error),),
+            fix="close every double quote, and double those inside a cell",
         ) from None
 
 
@@ -112,9 +129,12 @@ def _jsonl_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         where = f"{label}:{number}"
-        row = parse_json(line, where)
+        try:
+            row = parse_json(line, where)
+        except FormatError as error:
+            raise _other_document(text, label) or error from None
         if not isinstance(row, dict):
-            raise FormatError("a line must be one JSON object", where=where)
+            raise FormatError("a line must be one JSON object", where=where, fix=WRITTEN_BY["zellige.clips"])
         starts, is_first = is_first, False
         if "schema" in row and starts:
             check_schema(row, CLIPS_SCHEMA, where)
@@ -122,6 +142,22 @@ def _jsonl_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             row = {key: value for key, value in row.items() if key != "schema"}
         yield number, {key: value for key, value in row.items() if value is not None}
+
+
+def _other_document(text: str, label: str) -> FileError | None:
+    """The error for a file that is one JSON value over many lines, as a plan or a schedule is; None for any other."""
+    try:
+        raw = parse_json(text, label)
+    except FormatError:
+        return None
+    if isinstance(raw, dict) and isinstance(raw.get("schema"), str) and raw["schema"] != CLIPS_SCHEMA:
+        found = raw["schema"]
+        return SchemaVersionError(
+            f"this file is {found}, where clips are needed", where=label, fix=other_kind(found, CLIPS_SCHEMA)
+        )
+    return FormatError(
+        "this is one JSON value over many lines, and no clip list", where=label, fix=WRITTEN_BY["zellige.clips"]
+    )
 
 
 def _unknown_key(key: str, rows: list[tuple[int, dict[str, Any]]], label: str) -> FormatError:
@@ -139,8 +175,8 @@ def _check_sizes(rows: list[tuple[int, dict[str, Any]]], ignored: list[str], lab
     shown = ", ".join(str(number) for number, _ in bad[:20]) + (" ..." if len(bad) > 20 else "")
     names = sorted({name for _, absent in bad for name in absent}, key=SIZE_COLUMNS.index)
     raise MissingSizesError(
-        f"{len(bad)} of {len(rows)} rows have no {', '.join(names)}",
-        where=f"{label}: lines {shown}",
+        f"{len(bad)} of {count_of(len(rows), 'row')} {'has' if len(bad) == 1 else 'have'} no {', '.join(names)}",
+        where=f"{label}: {'line' if len(bad) == 1 else 'lines'} {shown}",
         fix=_column_hint(names, ignored) or "fill the columns once from the files' headers (ffprobe -show_streams)",
     )
 
@@ -160,12 +196,19 @@ def _group(rows: list[tuple[int, dict[str, Any]]], stem: str, label: str) -> dic
         where = f"{label}:{number}"
         count = _integer(row.get("count", 1), "count", where)
         if not 1 <= count <= MAX_SEQUENCES - len(seen):
-            raise FormatError(f"count is {count}; a file holds 1 to {MAX_SEQUENCES:,} clips", where=where)
+            raise FormatError(
+                f"count is {count}; a file holds 1 to {MAX_SEQUENCES:,} clips",
+                where=where,
+                fix="a count of 1 or more, or several files",
+            )
         clips = batches.setdefault(_batch_name(row, stem, where), [])
         for clip in repeat_clip(_clip(row, position, where), count):
             if clip.id in seen:
                 raise DuplicateIdError(
-                    f"two clips have the id {clip.id!r}", where=where, details=(f"first in {seen[clip.id]}",)
+                    f"two clips have the id {clip.id!r}",
+                    where=where,
+                    details=(f"first in {seen[clip.id]}",),
+                    fix="another id, or no ids at all: rows are then numbered",
                 )
             seen[clip.id] = where
             clips.append(clip)
@@ -178,7 +221,7 @@ def _clip(row: dict[str, Any], position: int, where: str) -> Clip:
     if name is None:
         name = f"{'v' if frames > 1 else 'i'}{position}"
     if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
-        raise FormatError("id must be text", where=where)
+        raise FormatError("id must be text", where=where, fix='as "v17"; or no id: rows are then numbered')
     fps = parse_fps(_fps_text(row, where), where)
     return Clip(id=str(name), width=width, height=height, num_frames=frames, fps=fps, where=where)
 
@@ -186,14 +229,14 @@ def _clip(row: dict[str, Any], position: int, where: str) -> Clip:
 def _batch_name(row: dict[str, Any], stem: str, where: str) -> str:
     name = row.get("batch", stem)
     if isinstance(name, bool) or not isinstance(name, str | int):
-        raise FormatError("batch must be text or a number", where=where)
+        raise FormatError("batch must be text or a number", where=where, fix="as 3; or no batch: the file is one")
     return str(name)
 
 
 def _fps_text(row: dict[str, Any], where: str) -> str:
     value = row.get("fps", "")
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise FormatError("fps must be a number", where=where)
+        raise FormatError("fps must be a number", where=where, fix="as 24 or 23.976; or no fps: the model's own")
     return str(value)
 
 
@@ -201,10 +244,10 @@ def _integer(value: Any, name: str, where: str) -> int:
     """An integer; pandas writes integers of a column with gaps as ``161.0``."""
     if isinstance(value, str):
         if _NUMBER.fullmatch(value.strip()) is None:
-            raise FormatError(f"{name} {value[:40]!r} is not a number", where=where)
+            raise FormatError(f"{name} {value[:40]!r} is not a number", where=where, fix=A_WHOLE_NUMBER)
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise FormatError(f"{name} must be a number", where=where)
+        raise FormatError(f"{name} must be a number", where=where, fix=A_WHOLE_NUMBER)
     if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
-        raise FormatError(f"{name} is {value}, not a whole number", where=where)
+        raise FormatError(f"{name} is {value}, not a whole number", where=where, fix=A_WHOLE_NUMBER)
     return int(value)

@@ -13,6 +13,10 @@ CollectiveOp = Literal["all_to_all", "all_gather", "send_recv"]
 StateOp = Literal["reduce_scatter", "all_reduce"]
 """What parameters and gradients take besides all-gather; tables may hold these too."""
 
+LinkOp = Literal["all_to_all", "all_gather", "reduce_scatter", "send_recv"]
+LINK_OPS: tuple[LinkOp, ...] = ("all_to_all", "all_gather", "reduce_scatter", "send_recv")
+"""What a link is measured by."""
+
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Device memory as the driver reports it, and what is not usable by tensors."""
@@ -80,7 +84,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class LinkPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fitted alpha-beta model of one collective on ``num_ranks`` ranks of a node: time = alpha + bytes/bandwidth."""
 
-    op: CollectiveOp
+    op: LinkOp
     num_ranks: PositiveInt
     latency_us: PositiveFloat
     bus_gb_per_s: PositiveFloat

@@ -4,8 +4,8 @@ time = latency + max(bytes from the node / bus bandwidth, bytes from other nodes
 those that the busiest rank receives. Inside a node a **measured** table of nccl-tests counts where the cluster has one
 for just this operation and number of ranks (log-log in size: its floor is the latency, the rest the transfer); else an
 alpha-beta **fit** of nccl-tests ``busbw`` (bytes received over time), between the catalog's numbers of ranks; else a
-**formula** over the fit of all-gather. Between nodes every rank has its fair share of its node's NICs, as in SimAI's
-calbusbw.
+**formula** over the fit of all-gather. Profiled links bring fits of reduce-scatter as well. Between nodes every rank
+has its fair share of its node's NICs, as in SimAI's calbusbw.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LinkFit(msgspec.Struct, frozen=True):
     bytes_per_ns: float
 
 
-def node_fit(cluster: Cluster, op: CollectiveOp, num_ranks: int) -> LinkFit:
+def node_fit(cluster: Cluster, op: NodeOp, num_ranks: int) -> LinkFit:
     """The fit for an operation on ``num_ranks`` ranks of one node.
 
     Interpolated linearly in log2(ranks) between the catalog's fits and held constant beyond them.
@@ -67,7 +67,7 @@ def node_latency_ns(cluster: Cluster, op: NodeOp, num_ranks: int) -> float:
     table = node_table(cluster, op, num_ranks)
     if table is not None:
         return table.floor_us * 1e3
-    return node_fit(cluster, fitted_op(op), num_ranks).latency_ns * _rounds(op)
+    return node_fit(cluster, fitted_op(cluster, op), num_ranks).latency_ns * _rounds(op)
 
 
 def node_rate(cluster: Cluster, op: NodeOp, num_ranks: int, received_bytes: float) -> float:
@@ -79,7 +79,7 @@ def node_rate(cluster: Cluster, op: NodeOp, num_ranks: int, received_bytes: floa
     """
     table = node_table(cluster, op, num_ranks)
     if table is None:
-        return node_fit(cluster, fitted_op(op), num_ranks).bytes_per_ns
+        return node_fit(cluster, fitted_op(cluster, op), num_ranks).bytes_per_ns
     assert cluster.node_link.measured is not None
     share = _rounds(op) * (num_ranks - 1) / num_ranks
     rate = peak = share * max(
@@ -111,12 +111,12 @@ def table_us(table: CollectiveTable, size_bytes: float) -> float:
     return low_time * math.exp(weight * math.log(high.time_us / low_time))
 
 
-def fitted_op(op: NodeOp) -> CollectiveOp:
-    """The operation whose fits stand for an operation: reductions run at those of all-gather.
+def fitted_op(cluster: Cluster, op: NodeOp) -> NodeOp:
+    """The operation whose fits stand for an operation: its own where there are any, else those of all-gather.
 
     On 8 x A100 nccl-tests has 213 GB/s for reduce-scatter and 205 for all-gather at 512 MiB.
     """
-    return "all_gather" if op == "reduce_scatter" or op == "all_reduce" else op
+    return op if any(point.op == op for point in cluster.node_link.fits) else "all_gather"
 
 
 def provenance(cluster: Cluster, op: NodeOp, num_ranks: int) -> Provenance:
@@ -124,7 +124,7 @@ def provenance(cluster: Cluster, op: NodeOp, num_ranks: int) -> Provenance:
     measured = cluster.node_link.measured
     if measured is not None and measured.find(op, num_ranks) is not None:
         return "measured" if measured.bandwidth_scale == 1.0 else "scaled"
-    if fitted_op(op) != op:
+    if fitted_op(cluster, op) != op:
         return "formula"
     origin = cluster.node_link.origin
     return "measured" if origin == "measured" else "fitted" if origin == "fitted" else "assumed"

@@ -11,7 +11,6 @@ import msgspec
 from zellige.memory import Checkpoint, Sharding
 from zellige.outcomes import ADDITIVE, Fidelities, Judge, Outcome
 from zellige.placement import Engine, Problem, Setup
-from zellige.plan.knapformer import best_spec
 from zellige.plan.policies import find_policy
 from zellige.rows import Row, tally
 from zellige.sim import Noise
@@ -50,6 +49,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     noise: Noise | None = None
     replicas: int = 1
     sources: tuple[str, ...] = ()
+    reserved_bytes: int = 0
 
 
 def default_policies(setup: Setup, num_batches: int) -> tuple[str, ...]:
@@ -138,6 +138,7 @@ def make_comparison(
         noise=how.options.noise if how.is_noisy else None,
         replicas=how.replicas,
         sources=sources,
+        reserved_bytes=first.memory.reserved_bytes,
     )
 
 
@@ -207,6 +208,8 @@ def pose(problems: Sequence[Problem], policy: str) -> Sequence[Problem]:
 
 def run_spec(problems: Sequence[Problem]) -> str:
     """KnapFormer's best specification over a run."""
+    from zellige.plan.knapformer import best_spec
+
     return best_spec([dataclasses.replace(problem, engine="group") for problem in problems])
 
 

@@ -12,7 +12,6 @@ import msgspec
 from zellige.errors import InfeasibleError, TimeLimitError
 from zellige.placement import Problem
 from zellige.plan.cut import catalog_cut
-from zellige.plan.two_stage import anchor_buckets, buckets_by_price, plan_with_anchors
 
 
 class CutBucket(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +50,10 @@ class CutReport(msgspec.Struct, frozen=True, kw_only=True):
 def explore_cut(problems: Sequence[Problem], progress: Callable[[], None] = lambda: None) -> CutReport:
     """Plan all batches with every k of one catalog: the buckets of the first problem.
 
-    ``k`` 0 makes every bucket an anchor, ``k`` = their number none.
+    ``k`` 0 makes every bucket an anchor, ``k`` = their number none. OR-Tools is loaded here, not with the module.
     """
+    from zellige.plan.two_stage import buckets_by_price
+
     first = problems[0]
     buckets = buckets_by_price(first)
     prices = [first.whole(bucket).time_ns for bucket in buckets]
@@ -74,6 +75,8 @@ def explore_cut(problems: Sequence[Problem], progress: Callable[[], None] = lamb
 
 
 def _row(problems: Sequence[Problem], k: int, dispersion: float | None, progress: Callable[[], None]) -> CutRow:
+    from zellige.plan.two_stage import anchor_buckets, plan_with_anchors
+
     plans, planning = [], []
     for problem in problems:
         started = time.perf_counter_ns()

@@ -31,7 +31,34 @@ NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
+WRITTEN_BY = {
+    "zellige.plan": "zellige-sim plan BATCH -o FILE",
+    "zellige.schedule": "zellige-sim plan BATCH --micro-steps auto -o FILE",
+    "zellige.prices": "zellige-sim prices BATCH -o FILE (or profile BATCH --out FILE)",
+    "zellige.clips": "a clip list has one JSON object a line, with width, height and num_frames",
+    "zellige.workload": "zellige-sim catalog show motivation is an example to start from",
+    "zellige.cluster": "zellige-sim catalog show a800x8 is an example to start from",
+    "zellige.model": "zellige-sim catalog show wan2.1-t2v-1.3b is an example to start from",
+    "zellige.device": "zellige-sim catalog show a800-80gb is an example to start from",
+}
+"""Where a file of a kind comes from."""
+
+READ_BY = {
+    "zellige.plan": "simulate, execute and check take this file",
+    "zellige.schedule": "check takes this file; simulate and execute take one of its micro-steps, as FILE#1",
+    "zellige.prices": "--prices takes this file",
+    "zellige.clips": "plan, compare and check take this file",
+    "zellige.sweep": "compare --out goes on with this file",
+    "zellige.cluster": "--cluster takes this file",
+    "zellige.model": "--model takes this file",
+    "zellige.buckets": "--buckets takes this file",
+}
+"""What takes a file of a kind."""
+
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
+
+
+A_READABLE_PATH = "a path that exists, and that you may read"
 
 
 def read_text(path: Path) -> str:
@@ -41,14 +68,17 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise FileError(
-            f"there is no file {str(path)!r}", fix="check the path, or give a bundled workload's name"
+            f"there is no file {str(path)!r}", fix="check the path; catalog list shows what can be given by name"
         ) from None
     except IsADirectoryError:
         raise FileError(f"{str(path)!r} is a directory", fix="name a file inside it") from None
     except UnicodeDecodeError as error:
-        raise FormatError(f"{str(path)!r} is not UTF-8 text", where=f"byte {error.start}") from None
+        raise FormatError(
+            f"{str(path)!r} is not UTF-8 text", where=f"byte {error.start}", fix="save it as UTF-8, or name a text file"
+        ) from None
     except (OSError, ValueError) as error:
-        raise FileError(f"cannot read {str(path)!r}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"cannot read {str(path)!r}: {reason}", fix=A_READABLE_PATH) from None
 
 
 def refuse_device(path: Path) -> None:
@@ -66,7 +96,8 @@ def decode_toml(text: str, kind: type[T], where: str) -> T:
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise FormatError("this is not TOML", where=where, details=(str(error),)) from None
+        fix = "correct it there; zellige-sim catalog show NAME prints examples"
+        raise FormatError("this is not TOML", where=where, details=(str(error),), fix=fix) from None
     return convert(raw, kind, where)
 
 
@@ -80,7 +111,8 @@ def parse_json(text: str, where: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise FormatError("this is not JSON", where=where, details=(str(error),)) from None
+        fix = "correct it there, or write the file anew with the command that made it"
+        raise FormatError("this is not JSON", where=where, details=(str(error),), fix=fix) from None
 
 
 def convert(raw: Any, kind: type[T], where: str) -> T:
@@ -98,7 +130,8 @@ def check_schema(raw: Any, expected: str, where: str) -> None:
         return
     found = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(found, str):
-        raise FormatError(f'the file does not say what it is: no schema = "{expected}"', where=where)
+        fix = WRITTEN_BY.get(expected.split("/")[0], f'schema = "{expected}" at its beginning')
+        raise FormatError(f'the file does not say what it is: no schema = "{expected}"', where=where, fix=fix)
     if found == expected:
         return
     if found.split("/")[0] == expected.split("/")[0]:
@@ -107,7 +140,15 @@ def check_schema(raw: Any, expected: str, where: str) -> None:
             where=where,
             fix="upgrade Zellige, or export the file again",
         )
-    raise SchemaVersionError(f"this file is {found}, where {expected} is needed", where=where)
+    raise SchemaVersionError(
+        f"this file is {found}, where {expected} is needed", where=where, fix=other_kind(found, expected)
+    )
+
+
+def other_kind(found: str, expected: str) -> str:
+    """A way out for who gave a file of another kind: where to take it, and where the right kind comes from."""
+    ways = (READ_BY.get(found.split("/")[0], ""), WRITTEN_BY.get(expected.split("/")[0], ""))
+    return "; ".join(filter(None, ways))
 
 
 def canonical_json(value: Any) -> bytes:
@@ -130,14 +171,18 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
+ANOTHER_PLACE = "a name in a folder that exists, that you may write to and that has space left"
+"""The way out where something cannot be written."""
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, unless it is there; raises :class:`FileError`."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"cannot make the folder {str(path)!r}: {error.strerror or error}") from None
+        raise FileError(f"cannot make the folder {str(path)!r}: {error.strerror or error}", fix=ANOTHER_PLACE) from None
     except ValueError as error:
-        raise FileError(f"cannot make the folder {str(path)!r}: {error}") from None
+        raise FileError(f"cannot make the folder {str(path)!r}: {error}", fix=ANOTHER_PLACE) from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -145,7 +190,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         content = text.encode()
     except ValueError as error:
-        raise FileError(f"cannot write {str(path)!r}: {error}") from None
+        raise FileError(f"cannot write {str(path)!r}: {error}", fix="text without half characters") from None
     write_bytes(path, content)
 
 
@@ -162,9 +207,9 @@ def write_bytes(path: Path, content: bytes) -> None:
         with _replacing(path) as handle:
             handle.write(content)
     except OSError as error:
-        raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+        raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}", fix=ANOTHER_PLACE) from None
     except ValueError as error:
-        raise FileError(f"cannot write {str(path)!r}: {error}") from None
+        raise FileError(f"cannot write {str(path)!r}: {error}", fix=ANOTHER_PLACE) from None
 
 
 @contextlib.contextmanager

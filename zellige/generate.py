@@ -125,7 +125,11 @@ def _draw(
         clips.append(clip)
         used += tokens
         if len(clips) > MAX_SEQUENCES:
-            raise FormatError(f"generator {generator.name} draws more than {MAX_SEQUENCES:,} clips a batch")
+            raise FormatError(
+                f"generator {generator.name} draws more than {MAX_SEQUENCES:,} clips a batch",
+                where=generator.name,
+                fix="fewer tokens a rank, or longer clips",
+            )
     return clips
 
 

@@ -13,6 +13,7 @@ from zellige.memory import Checkpoint, Sharding, memory_model
 from zellige.model import ModelSpec
 from zellige.prices import attention_shape, legal_configs
 from zellige.shards import ParallelConfig, legal_heads, owned_range
+from zellige.units import count_of
 from zellige.workload import MAX_FRAMES, MAX_SIDE, make_bucket, parse_shape
 
 
@@ -68,7 +69,9 @@ def clip_frames(
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and frames <= MAX_FRAMES):
         raise ClipError(f"{text} is out of range", fix=f"sides 1..{MAX_SIDE}, frames 1..{MAX_FRAMES}")
     if frames > 1 and not model.takes_videos:
-        raise ClipError(f"{model.name} is an image model, {text} has {frames} frames", fix=f"{width}x{height}")
+        raise ClipError(
+            f"{model.name} is an image model, {text} has {count_of(frames, 'frame')}", fix=f"{width}x{height}"
+        )
     snapped = model.snap_frames(frames)
     if snapped == frames:
         return width, height, frames, ()
@@ -76,7 +79,7 @@ def clip_frames(
         width,
         height,
         snapped,
-        (f"{frames} frames become {snapped}: {model.name} takes {model.latent.vae_stride_t}n+1",),
+        (f"{count_of(frames, 'frame')} become {snapped}: {model.name} takes {model.latent.vae_stride_t}n+1",),
     )
 
 
@@ -128,12 +131,12 @@ def head_notes(model: ModelSpec, cluster: Cluster | None) -> tuple[str, ...]:
     ranks, geometry = cluster.num_ranks, model.geometry
     heads = legal_heads(geometry.num_heads, geometry.num_kv_heads, ranks)
     ways = " or ".join(f"h{h} x {ranks // h}" for h in sorted(heads, reverse=True) if ranks % h == 0)
-    lines = [f"all {ranks} ranks: {ways} (the rest by q and k)"]
+    lines = [f"all {count_of(ranks, 'rank')}: {ways} (the rest by q and k)"]
     if ranks not in heads:
         why = (
-            f"{ranks} does not divide its {geometry.num_heads} heads"
+            f"{ranks} does not divide its {count_of(geometry.num_heads, 'head')}"
             if geometry.num_heads >= ranks
-            else f"it has {geometry.num_heads} heads only"
+            else f"it has {count_of(geometry.num_heads, 'head')} only"
         )
         lines.append(f"h={ranks} is not legal for {model.name}: {why}")
     return tuple(lines)
@@ -150,11 +153,16 @@ def _require_legal(model: ModelSpec, split: ParallelConfig, heads: list[int], li
     if split.h not in heads:
         raise IllegalSplitError(
             f"the clip cannot be split {split.h} ways by heads",
-            where=f"{model.name} has {model.geometry.num_heads} heads; legal h: {' '.join(map(str, heads))}",
+            where=f"{model.name} has {count_of(model.geometry.num_heads, 'head')};"
+            f" legal h: {' '.join(map(str, heads))}",
             fix="a legal h, with the rest in q or k",
         )
     if limit is not None and split.degree > limit:
-        raise IllegalSplitError(f"{split} needs {split.degree} ranks, the cluster has {limit}", fix="a smaller split")
+        raise IllegalSplitError(
+            f"{split} needs {count_of(split.degree, 'rank')}, the cluster has {limit}",
+            where=f"{model.name} on {count_of(limit, 'rank')}",
+            fix=f"q, h and k that make {limit} or less; without --split all of them are listed",
+        )
 
 
 def _shards(model: ModelSpec, length: int, split: ParallelConfig) -> tuple[int, ...]:

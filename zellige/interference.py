@@ -1,7 +1,11 @@
 """What sequences on one rank add beyond their prices: fitted to residuals of measured plans, and put into prices.
 
 Terms are by split (a shard on the rank), by sequence, and by byte that the rank receives. Each is a constant of a
-sequence's option, so a planner that adds prices up uses them as they are. Off unless a table says otherwise.
+sequence's option, so a planner that adds prices up uses them as they are, and the simulator spreads them over a rank's
+operations (:mod:`zellige.sim.planned_work`). Off unless a table says otherwise.
+
+The residual is also put beside the longest chain of split work, which is a plan's and not a sequence's: no price can
+hold it.
 """
 
 from __future__ import annotations
@@ -13,7 +17,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zellige.placement import Plan, Problem
+from zellige.calibration import Interference
+from zellige.errors import UsageError
+from zellige.placement import Plan, Problem, Rung
+from zellige.plan.chain import chain_ns
+from zellige.plan.packing import Split
 from zellige.prices import PriceRow, PriceTable
 
 
@@ -88,43 +96,87 @@ def _left_out_error(values: Column, wanted: Column) -> float:
     return total
 
 
-def residual_terms(counts: Sequence[RankCounts], residuals_ns: Sequence[float]) -> dict[str, float]:
-    """Where the residual sits: nanoseconds by split, sequence and byte, and the share of its variance they explain.
+class Residual(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a residual sits: nanoseconds by split, sequence, byte, and nanosecond of the chain.
 
-    Least squares of all of them at once, with a constant: a description of these ranks, not a prediction of others.
+    ``explained`` is the share of its variance that all of them explain together.
     """
-    rows, wanted = np.array([list(map(float, count)) for count in counts]), np.array(residuals_ns, dtype=float)
+
+    per_split_ns: float
+    per_sequence_ns: float
+    per_byte_ns: float
+    per_chain_ns: float
+    explained: float
+
+
+def residual_terms(counts: Sequence[RankCounts], chains_ns: Sequence[int], residuals_ns: Sequence[float]) -> Residual:
+    """Least squares of all terms at once, with a constant: a description of these rows, not a prediction of others.
+
+    ``chains_ns`` is the longest chain of split work of the plan that a row is of (:func:`plan_chain_ns`).
+    """
+    rows = np.array([[*map(float, count), float(chain)] for count, chain in zip(counts, chains_ns, strict=True)])
+    wanted = np.array(residuals_ns, dtype=float)
     away, spreads = rows - rows.mean(axis=0), rows.std(axis=0)
     units = np.where(spreads > 0, spreads, 1.0)
     rest = wanted - wanted.mean()
     found, *_ = np.linalg.lstsq(away / units, rest, rcond=1e-6)
     total, left = float(rest @ rest), rest - (away / units) @ found
-    share = 1 - float(left @ left) / total if total > 0 else 0.0
-    slopes = found / units
-    return {
-        "per_split_ns": float(slopes[0]),
-        "per_sequence_ns": float(slopes[1]),
-        "per_byte_ns": float(slopes[2]),
-        "explained": share,
-    }
+    slopes = [float(slope) for slope in found / units]
+    return Residual(
+        per_split_ns=slopes[0],
+        per_sequence_ns=slopes[1],
+        per_byte_ns=slopes[2],
+        per_chain_ns=slopes[3],
+        explained=1 - float(left @ left) / total if total > 0 else 0.0,
+    )
 
 
-def with_interference(table: PriceTable, terms: Terms) -> PriceTable:
-    """The table with the terms in every price (as linear work), and the constant in the step.
+def plan_chain_ns(plan: Plan, problem: Problem) -> int:
+    """The longest chain of split work of a plan: the most linear work of a rank, transfer, attention, one by one.
 
-    A price stays at least one nanosecond.
+    What the coalesced engine waits for (:func:`zellige.plan.chain.chain_ns`); 0 where nothing is split.
     """
-    header = table.header
-    if header.calibration is not None:
-        step = max(0, header.calibration.step_ns + round(terms[3]))
-        header = msgspec.structs.replace(header, calibration=msgspec.structs.replace(header.calibration, step_ns=step))
-    return msgspec.structs.replace(table, header=header, rows=tuple(_row(row, terms) for row in table.rows))
+    ways = []
+    for placement in plan.placements:
+        option = problem.option_on(placement.bucket, placement.config, placement.ranks)
+        if placement.config.is_split and option is not None:
+            degree, time = option.config.degree, option.time_ns
+            kept, live = option.kept_bytes, option.live_bytes
+            rung = Rung(time * degree, time, degree, option.num_nodes, kept, live, option)
+            ways.append(Split(placement.bucket, rung, placement.ranks))
+    return chain_ns(problem, ways)
 
 
-def _row(row: PriceRow, terms: Terms) -> PriceRow:
-    per_split, per_sequence, per_byte, _ = terms
-    more = per_sequence
+def fullest_rank(counts: Sequence[RankCounts]) -> RankCounts:
+    """The most of each count that a rank has."""
+    return RankCounts(*(max(column) for column in zip(*counts, strict=True)))
+
+
+def with_interference(table: PriceTable, found: Interference) -> PriceTable:
+    """The table with the terms in every price (as linear work) and the constant in the step, and a header that says so.
+
+    Terms that the table has already stay in it, and the header then has the sums. A price stays at least one
+    nanosecond. Raises :class:`UsageError` for a table that was not measured.
+    """
+    calibration = table.header.calibration
+    if calibration is None:
+        raise UsageError("interference is fitted to a measured table", fix="zellige-sim profile makes one")
+    step = max(0, calibration.step_ns + round(found.per_step_ns))
+    calibration = msgspec.structs.replace(calibration, step_ns=step, interference=_sum(calibration.interference, found))
+    header = msgspec.structs.replace(table.header, calibration=calibration)
+    return msgspec.structs.replace(table, header=header, rows=tuple(_row(row, found) for row in table.rows))
+
+
+def _sum(before: Interference | None, found: Interference) -> Interference:
+    if before is None:
+        return found
+    names = ("per_split_ns", "per_sequence_ns", "per_byte_ns", "per_step_ns")
+    return msgspec.structs.replace(found, **{name: getattr(before, name) + getattr(found, name) for name in names})
+
+
+def _row(row: PriceRow, found: Interference) -> PriceRow:
+    more = found.per_sequence_ns
     if row.config.is_split:
-        more += per_split + per_byte * row.price.comm_bytes / row.config.degree
+        more += found.per_split_ns + found.per_byte_ns * row.price.comm_bytes / row.config.degree
     linear = max(1, round(row.price.linear_ns + more))
     return msgspec.structs.replace(row, price=msgspec.structs.replace(row.price, linear_ns=linear))

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import BinaryIO, Self
 
 from zellige.errors import FileError
+from zellige.files import ANOTHER_PLACE
 
 
 class LineWriter:
@@ -51,7 +52,7 @@ class LineWriter:
 
     def _failed(self, error: Exception) -> FileError:
         reason = getattr(error, "strerror", None) or error
-        return FileError(f"cannot write {str(self._path)!r}: {reason}")
+        return FileError(f"cannot write {str(self._path)!r}: {reason}", fix=ANOTHER_PLACE)
 
 
 def _write_all(file: BinaryIO, line: bytes) -> None:

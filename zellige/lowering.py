@@ -21,6 +21,7 @@ from zellige.shards import (
     query_range,
     query_rows,
 )
+from zellige.units import count_of
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
@@ -57,7 +58,9 @@ def make_segments(assignments: Sequence[Assignment], heads: Heads, num_ranks: in
     for sequence, length, config, ranks in assignments:
         if len(ranks) != config.degree or len(set(ranks)) != len(ranks):
             raise ProgramError(
-                f"sequence {sequence} as {config} needs {config.degree} distinct ranks, and has {list(ranks)}"
+                f"sequence {sequence} as {config} needs {count_of(config.degree, 'distinct rank')},"
+                f" and has {list(ranks)}",
+                fix="plan the batch again",
             )
         if not all(0 <= rank < num_ranks for rank in ranks):
             raise ProgramError(

@@ -16,7 +16,7 @@ from zellige.errors import MissingPriceError
 from zellige.exchange_prices import ExchangePrice, Meeting
 from zellige.model import ModelSpec
 from zellige.op_prices import OpPricer, OpPrices
-from zellige.op_terms import KEPT, LIVE, OUTSIDE, Terms, law_key, memory_terms, op_terms, outside_terms
+from zellige.op_terms import KEPT, LIVE, OUTSIDE, Terms, kept_terms, law_key, live_terms, op_terms, outside_terms
 from zellige.program import Program
 from zellige.program_parts import PASSES, Op, Pass
 
@@ -88,5 +88,6 @@ def outside_ns(program: Program, rank: int, calibration: Calibration) -> int:
 
 def program_memory(program: Program, rank: int, calibration: Calibration) -> int:
     """Peak bytes of a rank by measured laws: state, what forward keeps, and what the fullest moment needs besides."""
-    terms = {**memory_terms(program, rank), "calls": 0.0}
-    return calibration.base_bytes + math.ceil(sum(_law_ns(calibration, key, terms) for key in (KEPT, LIVE)))
+    terms = {KEPT: kept_terms(program, rank), LIVE: live_terms(program, rank)}
+    sizes = (_law_ns(calibration, key, {**terms[key], "calls": 0.0}) for key in (KEPT, LIVE))
+    return calibration.base_bytes + math.ceil(sum(sizes))

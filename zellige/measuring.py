@@ -13,25 +13,33 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from zellige.analytic import analytic_table
-from zellige.calibration import HostInfo
+from zellige.calibration import Calibration, HostInfo
 from zellige.catalog import load_cluster, load_model
-from zellige.cluster import LinkPoint
 from zellige.errors import ModelMismatchError, UsageError
 from zellige.files import decode_json, read_text, readable_json, write_text
 from zellige.memory import Checkpoint
+from zellige.op_terms import KEPT
+from zellige.outcomes import NO_PLAN
 from zellige.placement import Plan, Problem
-from zellige.prices import PriceTable
+from zellige.predictions import interference_table
+from zellige.prices import PriceTable, read_table, stamped
+from zellige.profile.communication import link_groups, link_result
 from zellige.profile.compute import host_info, probe_measure
+from zellige.profile.estimate import is_cpu
 from zellige.profile.grid import probes
 from zellige.profile.profiler import Budget, Progress, profile
 from zellige.profile.table import Setting
+from zellige.shards import WIRE_BYTES
 from zellige.sources import Options, batches_of, build_problem, read_source
 from zellige.trials import How, Runs, run_plans
-from zellige.validate import SetupReport, Validation, interference_table, validate
-from zellige.validation_plans import corners, crowded, policy_plans, rotation, suite_batch
+from zellige.validate import SetupReport, Validation, validate
+from zellige.validation_plans import POLICIES, corners, crowded, policy_plans, rotation, suite_batch
 from zellige.workload import Batch, make_bucket, parse_shape
 
 SUITE = "suite"
+CPU_CLUSTERS = (("cpux2", 2), ("cpux4", 4), ("cpux8", 8))
+"""Bundled clusters of processes of this machine, and their ranks."""
+
 TERMS = ("linear_ns", "attention_ns", "recompute_ns", "exchange_ns", "launch_ns", "kept_bytes", "live_bytes")
 """Terms of a price that analytic and measured tables share."""
 
@@ -72,6 +80,17 @@ def measuring_setting(
     return MeasuringSetting(setting=setting, num_probes=len(probes(*setting[:3])))
 
 
+def own_device(setting: Setting) -> DeviceName:
+    """What measures a cluster unless somebody says otherwise: a core for a cluster of cores, else a GPU."""
+    return "cpu" if is_cpu(setting.cluster.device.name) else "cuda"
+
+
+def measured_link_ranks(setting: Setting, device: DeviceName) -> tuple[int, ...]:
+    """How many ranks exchange when links are measured; none on a GPU, whose links stay the cluster's own."""
+    ranks = setting.cluster.num_ranks
+    return link_groups(ranks) if ranks > 1 and device == "cpu" else ()
+
+
 def measure_table(
     wanted: MeasuringSetting,
     out: Path,
@@ -94,19 +113,11 @@ def measure_table(
         device=device,
         dtype=dtype,
         measure=probe_measure(setting.model, setting.checkpoint, device, dtype),
-        links=lambda: node_links(ranks) if links and device == "cpu" and ranks > 1 else (),
-        link_ranks=ranks,
+        links=(lambda: link_result(ranks)) if links and measured_link_ranks(setting, device) else None,
         budget=Budget(seconds=seconds),
         end_to_end=end_to_end,
         advance=advance,
     )
-
-
-def node_links(num_ranks: int) -> tuple[LinkPoint, ...]:
-    """Fits of exchanges between processes of this machine."""
-    from zellige.profile.communication import fit_links, measure_links, wire_samples
-
-    return fit_links(wire_samples(measure_links(num_ranks))).points
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,14 +125,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     batch: str = SUITE
     prices: str = ""
-    clusters: tuple[str, ...] = ("cpux8", "cpux2")
+    clusters: tuple[str, ...] = ("cpux2",)
     model: str = "tiny-dit"
     device: DeviceName = "cpu"
     alone: bool = False
     plans: int = 18
-    policies: tuple[str, ...] = ()
-    repeats: int = 3
-    seconds: float = 30.0
+    policies: tuple[str, ...] = POLICIES
+    repeats: int = 4
+    seconds: float = 45.0
     measured: str = ""
     save: Path | None = None
     at_pace: bool = True
@@ -143,9 +154,12 @@ def _setup(cluster: str, wanted: Wanted, folder: Path, report: Report, say: Call
     table = _table(cluster, batch, model, wanted, folder, say)
     problem = build_problem(batch, cluster=cluster, model=model, prices=table, checkpoint=table.header.checkpoint)
     runs = _runs(cluster, problem, wanted, folder, say)
+    found = validate(runs, problem, at_pace=wanted.at_pace)
     if wanted.interference is not None:
-        write_text(wanted.interference, readable_json(interference_table(table, runs, problem)))
-    return validate(runs, problem, at_pace=wanted.at_pace)
+        write_text(wanted.interference, readable_json(stamped(interference_table(table, runs, problem))))
+        if not found.interference_helps:
+            say(f"warning: {cluster}: interference does not help on plans that it was not fitted on; it was written")
+    return found
 
 
 def _table(
@@ -153,7 +167,7 @@ def _table(
 ) -> PriceTable:
     """The given table, which must be of this machine, or one that is measured now."""
     if wanted.prices:
-        table = decode_json(read_text(Path(wanted.prices)), PriceTable, wanted.prices)
+        table = read_table(wanted.prices)
         if not wanted.measured:
             require_here(table, host_info(wanted.device), wanted.prices)
         return table
@@ -162,7 +176,7 @@ def _table(
     told = MeasuringSetting(setting=setting, num_probes=0)
     out = folder / f"{cluster}.prices.json"
     table, done = measure_table(told, out, device=wanted.device, seconds=wanted.seconds, links=True)
-    write_text(out, readable_json(table))
+    write_text(out, readable_json(stamped(table)))
     if done.throttled:
         say(f"warning: this machine was up to {done.drift:.0%} slower than at first: others use it, or it throttles")
     return table
@@ -186,7 +200,7 @@ def require_here(table: PriceTable, host: HostInfo, where: str) -> None:
 def _runs(cluster: str, problem: Problem, wanted: Wanted, folder: Path, say: Callable[[str], None]) -> Runs:
     if wanted.measured:
         return decode_json(read_text(Path(wanted.measured)), Runs, wanted.measured)
-    plans = suite_plans(problem, wanted.plans, wanted.policies)
+    plans = suite_plans(problem, wanted.plans, wanted.policies, say)
     how: How = "alone" if wanted.alone or wanted.device == "cuda" else "ranks"
     say(f"{cluster}: running {len(plans)} plans, {1 + wanted.repeats} steps each")
     observed = run_plans(
@@ -207,12 +221,24 @@ def _runs(cluster: str, problem: Problem, wanted: Wanted, folder: Path, say: Cal
     return runs
 
 
-def suite_plans(problem: Problem, count: int, policies: tuple[str, ...]) -> list[tuple[str, Plan]]:
-    """The rotation, the corners, the crowded plans, and policies' own."""
+def suite_plans(
+    problem: Problem, count: int, policies: tuple[str, ...], say: Callable[[str], None] = lambda _: None
+) -> list[tuple[str, Plan]]:
+    """The rotation, the corners, the crowded plans, and policies' own; says which policies have no plan."""
     plans = corners(problem)
     if any(sequence.bucket.is_video for sequence in problem.batch.sequences):
         plans = [*rotation(problem, count), *plans, *crowded(problem)]
-    return [*plans, *policy_plans(problem, policies)]
+    for name in policies:
+        try:
+            plans += policy_plans(problem, (name,))
+        except NO_PLAN as error:
+            say(f"{name} has no plan for this batch: {error.message}")
+    return plans
+
+
+def local_cluster(cores: int) -> str:
+    """The largest bundled cluster of CPU ranks that so many cores have one for each rank of; the least if none."""
+    return max((name for name, ranks in CPU_CLUSTERS if ranks <= cores), default=CPU_CLUSTERS[0][0])
 
 
 class TermError(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,11 +268,12 @@ class AnalyticErrors(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     gain_ns: int
     steps: int | None
+    notes: tuple[str, ...] = ()
 
 
 def analytic_errors(path: str, name: str = "") -> AnalyticErrors:
     """Put the formulas with the catalog's constants beside a measured table, of cluster or device ``name`` if given."""
-    table = decode_json(read_text(Path(path)), PriceTable, path)
+    table = read_table(path)
     calibration = table.header.calibration
     if calibration is None:
         raise UsageError("this table was not measured", where=path, fix="zellige-sim profile measures one")
@@ -276,6 +303,23 @@ def analytic_errors(path: str, name: str = "") -> AnalyticErrors:
         seconds=calibration.seconds,
         gain_ns=gain,
         steps=None if gain <= 0 else max(1, round(calibration.seconds * 1e9 / gain)),
+        notes=_memory_notes(calibration),
+    )
+
+
+def _memory_notes(calibration: Calibration) -> tuple[str, ...]:
+    """Why kept and live bytes are not what formulas say: the width of an element, and what is outside of the layers."""
+    law = calibration.law(KEPT)
+    if law is None:
+        return ()
+    width = {"fp64": 8, "fp32": 4, "bf16": 2}[calibration.dtype]
+    outside = (law.per_unit.get(term, 0.0) for term in ("tokens", "entries"))
+    return (
+        f"bytes: formulas count {WIRE_BYTES} an element (bf16), this table {width} ({calibration.dtype})",
+        "kept_bytes: formulas count what layers keep; embeddings and head keep {:,.0f} bytes a token and {:,.0f} a"
+        " sequence besides, once, whatever the depth (layers: {:,.0f} a token each)".format(
+            *outside, law.per_unit.get("layer_tokens", 0.0)
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from zellige.cluster import Cluster
-from zellige.errors import StateTooLargeError
+from zellige.errors import StateTooLargeError, UsageError
 from zellige.model import ModelSpec
 from zellige.shards import (
     RING_GRADIENT_BYTES,
@@ -23,7 +23,7 @@ from zellige.shards import (
     owned_range,
     query_range,
 )
-from zellige.units import format_bytes
+from zellige.units import count_of, format_bytes, share_or_bytes
 
 Checkpoint = Literal["full", "selective", "none"]
 Sharding = Literal["ddp", "zero2", "zero3"]
@@ -31,12 +31,16 @@ SHARDINGS: tuple[Sharding, ...] = ("ddp", "zero2", "zero3")
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Per-rank memory of a set-up: ``usable_bytes`` of the device, ``base_bytes`` of state."""
+    """Per-rank memory of a set-up: ``usable_bytes`` of the device, ``base_bytes`` of state.
+
+    ``reserved_bytes`` are kept free beside the usable ones (:func:`with_reserve`).
+    """
 
     usable_bytes: int
     base_bytes: int
     sharding: Sharding
     checkpoint: Checkpoint
+    reserved_bytes: int = 0
 
     @property
     def room_bytes(self) -> int:
@@ -52,7 +56,8 @@ def memory_model(model: ModelSpec, cluster: Cluster, sharding: Sharding, checkpo
         raise StateTooLargeError(
             f"{model.name} under {sharding} needs {format_bytes(base)} of state on every GPU,"
             f" more than the {format_bytes(usable)} it can use",
-            where=f"{state_formula(sharding)}, P = {model.num_parameters() / 1e9:.2f}e9, on {cluster.num_ranks} ranks",
+            where=f"{state_formula(sharding)}, P = {model.num_parameters() / 1e9:.2f}e9, on"
+            f" {count_of(cluster.num_ranks, 'rank')}",
             details=(
                 f"{cluster.device.name} reports {cluster.device.memory.capacity_mib:,} MiB"
                 f" = {format_bytes(cluster.device.memory.capacity_mib * 2**20)}; nothing is left for activations",
@@ -60,6 +65,29 @@ def memory_model(model: ModelSpec, cluster: Cluster, sharding: Sharding, checkpo
             fix=_what_fits(model, cluster, sharding),
         )
     return MemoryModel(usable_bytes=usable, base_bytes=base, sharding=sharding, checkpoint=checkpoint)
+
+
+def with_reserve(memory: MemoryModel, reserve: str) -> MemoryModel:
+    """The memory of a set-up with a share or a size (``5%``, ``2GB``) of what is usable kept free.
+
+    Raises :class:`UsageError` for text that is neither, and where nothing would be left for sequences.
+    """
+    return keep_free(memory, share_or_bytes(reserve, memory.usable_bytes, "--reserve"))
+
+
+def keep_free(memory: MemoryModel, reserved_bytes: int) -> MemoryModel:
+    """The memory of a set-up with so many of its usable bytes kept free; raises as :func:`with_reserve`."""
+    if reserved_bytes >= memory.room_bytes:
+        raise UsageError(
+            f"a reserve of {format_bytes(reserved_bytes)} a GPU leaves nothing for sequences",
+            where=f"{format_bytes(memory.usable_bytes)} usable, of which {format_bytes(memory.base_bytes)} is state",
+            fix="--reserve 5%",
+        )
+    return msgspec.structs.replace(
+        memory,
+        usable_bytes=memory.usable_bytes - reserved_bytes,
+        reserved_bytes=memory.reserved_bytes + reserved_bytes,
+    )
 
 
 def state_bytes(model: ModelSpec, sharding: Sharding, num_ranks: int) -> int:
@@ -160,7 +188,8 @@ def _what_fits(model: ModelSpec, cluster: Cluster, sharding: Sharding) -> str:
         parameters, ranks = model.num_parameters(), cluster.num_ranks
         if sharded < cluster.device.usable_bytes:
             return (
-                f"--sharding zero3: {format_bytes(16 * parameters // ranks)} of state over {ranks} ranks"
+                f"--sharding zero3: {format_bytes(16 * parameters // ranks)} of state over"
+                f" {count_of(ranks, 'rank')}"
                 f" (16 P/N, bf16 gradients; {format_bytes(18 * parameters // ranks)} with fp32 gradients, 18 P/N,"
                 " which is what is planned with)"
             )
@@ -169,4 +198,4 @@ def _what_fits(model: ModelSpec, cluster: Cluster, sharding: Sharding) -> str:
         ranks *= 2
         if ranks > 65_536:
             return "a device with more memory: one gathered layer alone is too much for this one"
-    return f"--sharding zero3 on {ranks} ranks or more"
+    return f"--sharding zero3 on {count_of(ranks, 'rank')} or more"

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from zellige.files import NonNegativeInt, PositiveInt
-from zellige.units import ceil_div
+from zellige.units import ceil_div, count_of
 
 
 class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,7 +124,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def grid(self, width: int, height: int, num_frames: int) -> tuple[int, int, int]:
         """Tokens along (time, height, width); frames must obey the frame rule."""
         if num_frames != self.snap_frames(num_frames):
-            raise ValueError(f"{num_frames} frames are not {self.latent.vae_stride_t}n+1")
+            raise ValueError(f"{count_of(num_frames, 'frame')} are not {self.latent.vae_stride_t}n+1")
         rows, columns = self.pixels_per_token
         latent_frames = (num_frames - 1) // self.latent.vae_stride_t + 1
         return ceil_div(latent_frames, self.latent.patch_t), ceil_div(height, rows), ceil_div(width, columns)

@@ -50,7 +50,7 @@ def op_terms(program: Program, rank: int, op: Op) -> Terms:
     return exchange_terms(program, rank, op.index, packs=op.kind != "wait")
 
 
-def _linear_terms(program: Program, rank: int, segments: list[int]) -> Terms:
+def _linear_terms(program: Program, rank: int, segments: list[int]) -> dict[str, float]:
     tokens = entries = 0
     for index in segments:
         start, stop = program.segments[index].shares[program.positions(rank)[index]].owned
@@ -125,11 +125,34 @@ def outside_terms(program: Program, rank: int) -> Terms:
     return {**_linear_terms(program, rank, list(program.positions(rank))), "operations": float(operations)}
 
 
-def memory_terms(program: Program, rank: int) -> Terms:
-    """What the memory of a rank's sequences is made of: own tokens, those of the largest stage, and gathered rows.
+def kept_terms(program: Program, rank: int, num_layers: int = 0) -> Terms:
+    """What forward keeps of a rank's sequences: once in ``num_layers`` layers (0: the program's), and once outside.
+
+    Embeddings and head keep something of every token as well, whatever the depth of the model.
+    """
+    layers = num_layers or program.num_layers
+    outside = _linear_terms(program, rank, list(program.positions(rank)))
+    inside = {**outside, **_gathered_terms(program, rank)}
+    del inside["calls"]
+    return {**outside, **{f"layer_{term}": layers * count for term, count in inside.items()}}
+
+
+def live_terms(program: Program, rank: int) -> Terms:
+    """What the layer that runs needs: own tokens, those of the largest stage, and gathered rows.
 
     Backward holds the graphs of all stages of a layer, and runs them one by one.
     """
+    batches = [sum(program.segments[i].length for i in batch) for batch in program.ranks[rank].whole]
+    groups = [program.owned_tokens(rank, group) for group in range(len(program.groups))]
+    return {
+        **_linear_terms(program, rank, list(program.positions(rank))),
+        "stage_tokens": float(max([0, *batches, *groups])),
+        **_gathered_terms(program, rank),
+    }
+
+
+def _gathered_terms(program: Program, rank: int) -> dict[str, float]:
+    """Rows of split sequences where attention is computed: of Q, of one round's K and V, and of these the ring's."""
     query_side = key_side = ring_side = 0
     for index, position in program.positions(rank).items():
         segment = program.segments[index]
@@ -140,12 +163,4 @@ def memory_terms(program: Program, rank: int) -> Terms:
         rows = -(-segment.length // segment.config.k) * (share.kv_heads[1] - share.kv_heads[0])
         key_side += rows
         ring_side += rows if segment.config.k > 1 else 0
-    batches = [sum(program.segments[i].length for i in batch) for batch in program.ranks[rank].whole]
-    groups = [program.owned_tokens(rank, group) for group in range(len(program.groups))]
-    return {
-        **_linear_terms(program, rank, list(program.positions(rank))),
-        "stage_tokens": float(max([0, *batches, *groups])),
-        "query_rows": float(query_side),
-        "key_rows": float(key_side),
-        "ring_rows": float(ring_side),
-    }
+    return {"query_rows": float(query_side), "key_rows": float(key_side), "ring_rows": float(ring_side)}

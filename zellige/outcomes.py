@@ -15,6 +15,7 @@ from zellige.program import lower
 from zellige.sim import DEFAULTS, Additivity, Fidelity, SimOptions, SimReport, additivity, simulate
 from zellige.sim.simulate import program_prices
 from zellige.sim.state import StateTraffic, state_traffic
+from zellige.units import count_of
 
 Planner = Callable[[Problem, str, Engine | None], Plan]
 
@@ -42,7 +43,7 @@ class Fidelities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.fidelity == "additive" and not self.options.noise.is_silent:
             raise UsageError("sums of prices know no jitter", fix="--fidelity event or flow with --jitter")
         if self.replicas > 1 and self.options.noise.is_silent:
-            raise UsageError(f"{self.replicas} replicas without noise are all alike", fix="--jitter 0.02")
+            raise UsageError(f"{count_of(self.replicas, 'replica')} without noise are all alike", fix="--jitter 0.02")
 
     @property
     def is_noisy(self) -> bool:

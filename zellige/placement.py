@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -168,8 +168,8 @@ def rank_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
     """
     parts = micro_batches(placements)
     if len(parts) <= 1:
-        return _micro_batch_costs(problem, placements)
-    costs = [(stage, _micro_batch_costs(problem, part)) for (stage, _), part in parts.items()]
+        return _micro_batch_costs(problem, count_ways(placements))
+    costs = [(stage, _micro_batch_costs(problem, count_ways(part))) for (stage, _), part in parts.items()]
     stages: dict[int, list[tuple[int, ...]]] = {}
     for stage, cost in costs:
         stages.setdefault(stage, []).append(cost.times_ns)
@@ -183,12 +183,16 @@ def rank_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
     )
 
 
-def _micro_batch_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
+Ways = Mapping[tuple[str, ParallelConfig, tuple[int, ...]], int]
+"""How many sequences share each (bucket, configuration, ranks)."""
+
+
+def _micro_batch_costs(problem: Problem, ways: Ways) -> RankCosts:
     num_ranks = problem.cluster.num_ranks
     times, compute, kept, live = [0] * num_ranks, [0] * num_ranks, [0] * num_ranks, [0] * num_ranks
     packed: dict[tuple[ParallelConfig, tuple[int, ...]], int] = {}
     comm = rounds = 0
-    for (bucket, config, ranks), count in count_ways(placements).items():
+    for (bucket, config, ranks), count in ways.items():
         option = problem.option_on(bucket, config, ranks)
         if option is None:
             raise MissingPriceError(
@@ -236,11 +240,14 @@ def make_plan(
     solver: Solver,
     blocks_bound_ns: int | None = None,
     notes: tuple[str, ...] = (),
+    ways: Ways | None = None,
 ) -> Plan:
-    """Price the placements and certify them; placements are put in the batch's order."""
-    order = {sequence.id: position for position, sequence in enumerate(problem.batch.sequences)}
-    ordered = tuple(sorted(placements, key=lambda placement: order[placement.sequence]))
-    costs = rank_costs(problem, ordered)
+    """Price the placements and certify them; placements are put in the batch's order.
+
+    ``ways`` are the placements counted, where all are of one micro-batch and the policy knows already.
+    """
+    ordered = _in_batch_order(problem, placements)
+    costs = rank_costs(problem, ordered) if ways is None else _micro_batch_costs(problem, ways)
     makespan = costs.makespan_ns
     plan = Plan(
         policy=policy,
@@ -271,6 +278,14 @@ def make_plan(
         notes=notes,
     )
     return msgspec.structs.replace(plan, digest=plan_digest(plan))
+
+
+def _in_batch_order(problem: Problem, placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    names = [sequence.id for sequence in problem.batch.sequences]
+    if [placement.sequence for placement in placements] == names:
+        return tuple(placements)
+    order = {name: position for position, name in enumerate(names)}
+    return tuple(sorted(placements, key=lambda placement: order[placement.sequence]))
 
 
 def plan_digest(plan: Plan) -> str:

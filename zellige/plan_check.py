@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -9,18 +10,19 @@ import msgspec
 
 from zellige.catalog import load_model
 from zellige.errors import FormatError, ModelMismatchError, ProgramError
-from zellige.files import convert, decode_json, parse_json, read_text
+from zellige.files import check_schema, convert, decode_json, parse_json, read_text
+from zellige.memory import keep_free
 from zellige.placement import Plan, Problem, RankCosts, plan_digest, rank_costs
 from zellige.plan.bounds import best_bound
 from zellige.plan.room import room_need
-from zellige.prices import PriceTable, legal_configs
+from zellige.prices import legal_configs
 from zellige.program import lower
 from zellige.program_checks import check_program
 from zellige.schedule import Schedule
 from zellige.shards import legal_heads
 from zellige.sim.what_if import base_name, changes
-from zellige.sources import Options, build_problem, changed_cluster
-from zellige.units import format_bytes, format_time
+from zellige.sources import Options, build_problem, changed_cluster, load_prices
+from zellige.units import count_of, format_bytes, format_time
 from zellige.workload import Batch, make_bucket, parse_shape
 from zellige.workload import Sequence as TrainingSequence
 
@@ -41,7 +43,7 @@ def check_plan(plan: Plan, where: str, options: Options, timeout_s: float = COLL
     """What a plan gets wrong: its digest, splits, ranks, prices, bound and memory, all recomputed."""
     findings = []
     if plan_digest(plan) != plan.digest:
-        findings.append(_plan_finding(where, "the digest does not match the content", "plan the batch again"))
+        findings.append(_plan_finding(where, "the digest does not match the content"))
     problem = plan_problem(plan, where, options)
     findings += _placement_findings(plan, problem, where)
     if findings:
@@ -57,7 +59,8 @@ def check_plan(plan: Plan, where: str, options: Options, timeout_s: float = COLL
                 code="ZL204",
                 where=where,
                 message=f"the fullest rank is {format_bytes(over)} over its memory",
-                fix=f"plan --micro-steps auto: {max(2, room_need(problem).least_micro_steps)} micro-steps or more;"
+                fix="plan --micro-steps auto:"
+                f" {count_of(max(2, room_need(problem).least_micro_steps), 'micro-step')} or more;"
                 " or a policy that splits, as zellige",
             )
         )
@@ -105,7 +108,7 @@ def _figure_findings(plan: Plan, problem: Problem, costs: RankCosts, where: str)
         for name, (stated, found) in figures.items()
         if stated != found
     ] + (
-        [_plan_finding(where, f"the bound is {bound_name}, not {plan.bound}", "")]
+        [_plan_finding(where, f"the bound is {bound_name}, not {plan.bound}")]
         if own and plan.bound != bound_name
         else []
     )
@@ -113,11 +116,11 @@ def _figure_findings(plan: Plan, problem: Problem, costs: RankCosts, where: str)
 
 def load_plan(path: str) -> Plan:
     """Read a plan file, or one plan of a schedule or of a stream: ``schedule.json#2``, ``plans.jsonl#17`` (from 1)."""
-    name, mark, number = path.rpartition("#")
-    if mark and number.isascii() and number.isdecimal() and not _is_there(path):
-        return _plan_of_many(name, int(number[:MAX_DIGITS]))
+    if (part := plan_number(path)) is not None:
+        return _plan_of_many(*part)
     text = read_text(Path(path))
     if Path(path).suffix == ".jsonl":
+        check_schema(parse_json(text.partition("\n")[0], f"{path}:1"), Plan.SCHEMA, f"{path}:1")
         raise FormatError("a stream holds many plans", where=path, fix=f"{path}#1 is its first")
     raw = parse_json(text, path)
     if isinstance(raw, dict) and raw.get("schema") == Schedule.SCHEMA:
@@ -128,6 +131,14 @@ def load_plan(path: str) -> Plan:
 MAX_DIGITS = 18
 
 
+def plan_number(path: str) -> tuple[str, int] | None:
+    """The file and the number (from 1) of ``file#17``; None for a path without one, also where it contains a #."""
+    name, mark, number = path.rpartition("#")
+    if mark and name and number.isascii() and number.isdecimal() and not _is_there(path):
+        return name, int(number[:MAX_DIGITS])
+    return None
+
+
 def _is_there(path: str) -> bool:
     try:
         return Path(path).exists()
@@ -136,15 +147,25 @@ def _is_there(path: str) -> bool:
 
 
 def _plan_of_many(path: str, number: int) -> Plan:
+    """A plan by its number; a file of one plan holds number 1."""
     text = read_text(Path(path))
-    in_lines = Path(path).suffix == ".jsonl"
-    plans = text.split("\n")[: text.count("\n")] if in_lines else decode_json(text, Schedule, path).plans
-    if not 1 <= number <= len(plans):
-        raise FormatError(
-            f"there is no plan {number}", where=path, fix=f"it holds 1 to {len(plans)}" if plans else "it holds none"
-        )
-    found = plans[number - 1]
-    return found if isinstance(found, Plan) else decode_json(found, Plan, f"{path}:{number}")
+    if Path(path).suffix == ".jsonl":
+        lines = text.split("\n")[: text.count("\n")]
+        return decode_json(lines[_index(number, len(lines), path)], Plan, f"{path}:{number}")
+    raw = parse_json(text, path)
+    if isinstance(raw, dict) and raw.get("schema") == Schedule.SCHEMA:
+        plans = convert(raw, Schedule, path).plans
+        return plans[_index(number, len(plans), path)]
+    check_schema(raw, Plan.SCHEMA, path)
+    _index(number, 1, path)
+    return convert(raw, Plan, path)
+
+
+def _index(number: int, count: int, path: str) -> int:
+    if not 1 <= number <= count:
+        held = f"it holds 1 to {count}" if count > 1 else f"it holds one: {path}" if count else "plan the run again"
+        raise FormatError(f"there is no plan {number}", where=path, fix=held)
+    return number - 1
 
 
 def plan_problem(plan: Plan, where: str, options: Options) -> Problem:
@@ -165,48 +186,49 @@ def plan_problem(plan: Plan, where: str, options: Options) -> Problem:
             try:
                 buckets[placement.bucket] = make_bucket(model, width, height, frames or 1, where)
             except ValueError as error:
-                raise FormatError(f"bucket {placement.bucket}: {error}", where=where) from None
+                raise FormatError(f"bucket {placement.bucket}: {error}", where=where, fix=PLAN_AGAIN) from None
     sequences = tuple(TrainingSequence(p.sequence, buckets[p.bucket]) for p in plan.placements)
     if not sequences:
-        raise FormatError("the plan places no sequence", where=where)
+        raise FormatError("the plan places no sequence", where=where, fix=PLAN_AGAIN)
     ordered = tuple(sorted(buckets.values(), key=lambda bucket: (bucket.num_tokens, bucket)))
     batch = Batch(name=plan.batch, sequences=sequences, buckets=ordered)
-    prices = (
-        convert(parse_json(read_text(Path(options.prices)), options.prices), PriceTable, options.prices)
-        if options.prices
-        else None
-    )
-    return build_problem(
+    problem = build_problem(
         batch,
         cluster=cluster,
         model=model,
         engine=plan.engine,
         sharding=plan.sharding,
         checkpoint=plan.checkpoint,
-        prices=prices,
+        prices=load_prices(options.prices),
+        reserve=options.reserve,
     )
+    return problem if options.reserve else _with_own_reserve(problem, plan)
+
+
+def _with_own_reserve(problem: Problem, plan: Plan) -> Problem:
+    """The problem with as much memory kept free as the plan's own limit leaves."""
+    memory = problem.memory
+    kept_free = memory.usable_bytes - plan.memory_limit_bytes
+    if not 0 < kept_free < memory.room_bytes:
+        return problem
+    return dataclasses.replace(problem, memory=keep_free(memory, kept_free))
 
 
 def _placement_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]:
     findings = []
     num_ranks = problem.cluster.num_ranks
     if [p.rank for p in plan.predicted] != list(range(num_ranks)):
-        findings.append(_plan_finding(where, f"predictions are not for ranks 0..{num_ranks - 1}", ""))
-    twice = [name for name, count in Counter(p.sequence for p in plan.placements).items() if count > 1]
+        findings.append(_plan_finding(where, f"predictions are not for ranks 0..{num_ranks - 1}"))
+    counts = Counter(p.sequence for p in plan.placements)
+    twice = [name for name, count in counts.items() if count > 1]
     if twice:
-        findings.append(
-            _plan_finding(
-                where,
-                f"sequence {twice[0]} is placed {Counter(p.sequence for p in plan.placements)[twice[0]]} times",
-                "",
-            )
-        )
+        findings.append(_plan_finding(where, f"sequence {twice[0]} is placed {count_of(counts[twice[0]], 'time')}"))
     legal = set(legal_configs(problem.model, problem.cluster))
     geometry = problem.model.geometry
     for placement in plan.placements:
         if max(placement.ranks) >= num_ranks:
             findings.append(
-                _plan_finding(where, f"{placement.sequence} uses rank {max(placement.ranks)} of {num_ranks}", "")
+                _plan_finding(where, f"{placement.sequence} uses rank {max(placement.ranks)} of {num_ranks}")
             )
         elif placement.config not in legal:
             heads = " ".join(map(str, legal_heads(geometry.num_heads, geometry.num_kv_heads, num_ranks)))
@@ -215,7 +237,7 @@ def _placement_findings(plan: Plan, problem: Problem, where: str) -> list[Findin
                     code="ZL203",
                     where=where,
                     message=f"{placement.sequence} cannot be split as {placement.config}",
-                    fix=f"{geometry.num_heads} heads on {num_ranks} ranks: legal h: {heads}",
+                    fix=f"{count_of(geometry.num_heads, 'head')} on {count_of(num_ranks, 'rank')}: legal h: {heads}",
                 )
             )
     return findings
@@ -232,5 +254,8 @@ def _program_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]
     return []
 
 
-def _plan_finding(where: str, message: str, fix: str) -> Finding:
+PLAN_AGAIN = "plan the batch again"
+
+
+def _plan_finding(where: str, message: str, fix: str = PLAN_AGAIN) -> Finding:
     return Finding(code="ZL406", where=where, message=message, fix=fix)

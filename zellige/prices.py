@@ -7,6 +7,7 @@ over a whole step, and what its calls cost where nothing is packed (``launch_ns`
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import msgspec
@@ -14,10 +15,12 @@ import msgspec
 from zellige.calibration import Calibration
 from zellige.cluster import Cluster
 from zellige.errors import FormatError, ModelMismatchError
-from zellige.files import NonNegativeInt, PositiveInt
+from zellige.files import NonNegativeInt, PositiveInt, decode_json, read_text
+from zellige.files import digest as digest_of
 from zellige.memory import Checkpoint
 from zellige.model import ModelSpec
 from zellige.shards import AttentionShape, ParallelConfig, legal_heads
+from zellige.units import count_of
 from zellige.workload import Bucket
 
 PriceSource = Literal["measured", "fitted", "analytic", "extrapolated"]
@@ -99,14 +102,26 @@ class PriceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     calibration: Calibration | None = None
 
 
+EDITED = "edited"
+"""A table whose content is not what its digest was made of: changed since a program wrote it."""
+
+UNVERIFIED = "unverified"
+"""A table from a file without a digest."""
+
+
 class PriceTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices of buckets under configurations on footprints."""
+    """Prices of buckets under configurations on footprints.
+
+    ``digest`` is that of header and rows in a file, and what came of it once the file is read: nothing where it was
+    right, else :data:`EDITED` or :data:`UNVERIFIED`. Tables that were computed or measured just now have none.
+    """
 
     SCHEMA: ClassVar[str] = "zellige.prices/1"
 
     schema: str = "zellige.prices/1"
     header: PriceHeader
     rows: tuple[PriceRow, ...]
+    digest: str | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         keys = {(row.bucket, row.config, row.num_nodes) for row in self.rows}
@@ -121,9 +136,60 @@ class PriceTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return table
 
     @property
-    def sources(self) -> tuple[PriceSource, ...]:
-        """The kinds of origin in the table, sorted."""
-        return tuple(sorted({row.price.source for row in self.rows}))
+    def sources(self) -> tuple[str, ...]:
+        """The kinds of origin in the table, sorted, and whether they can be believed; an edited table has no other."""
+        if self.digest == EDITED:
+            return (EDITED,)
+        found: tuple[str, ...] = tuple(sorted({row.price.source for row in self.rows}))
+        return (*found, UNVERIFIED) if self.digest == UNVERIFIED else found
+
+
+def stamped(table: PriceTable) -> PriceTable:
+    """A table as it is written into a file: with the digest of its content."""
+    return msgspec.structs.replace(table, digest=table_digest(table))
+
+
+def table_digest(table: PriceTable) -> str:
+    """The hash of header and rows."""
+    return digest_of(msgspec.structs.replace(table, digest=msgspec.UNSET))
+
+
+def read_table(path: str) -> PriceTable:
+    """A table from a file; it says so where its content is not what was written (:attr:`PriceTable.sources`).
+
+    Raises :class:`FormatError` for prices that no machine has.
+    """
+    return verified(decode_json(read_text(Path(path)), PriceTable, path), path)
+
+
+def verified(table: PriceTable, where: str) -> PriceTable:
+    """A table as decoded from a file, with what comes of its digest; raises as :func:`read_table`."""
+    _refuse_absurd(table, where)
+    if isinstance(table.digest, msgspec.UnsetType):
+        return msgspec.structs.replace(table, digest=UNVERIFIED)
+    right = table.digest == table_digest(table)
+    return msgspec.structs.replace(table, digest=msgspec.UNSET if right else EDITED)
+
+
+MOST_NS = 2**50
+"""13 days for one sequence's part of a step. Sums over a batch of much longer ones leave the range of the solvers."""
+
+MOST_BYTES = 2**50
+"""A petabyte (1.1e15 bytes) on one rank."""
+
+
+def _refuse_absurd(table: PriceTable, where: str) -> None:
+    """Raise for a time or a size beyond all machines: a slip of units, which would end as bad advice about memory."""
+    for row in table.rows:
+        price = row.price
+        longest, largest = max(price.time_ns, price.packed_ns), price.memory_bytes
+        if longest > MOST_NS or largest > MOST_BYTES:
+            what = f"takes {longest:,} ns" if longest > MOST_NS else f"needs {largest:,} bytes"
+            raise FormatError(
+                f"{row.bucket} as {row.config} {what} on each rank, which is no price",
+                where=where,
+                fix=f"times in nanoseconds up to {MOST_NS:,}, sizes in bytes up to {MOST_BYTES:,}",
+            )
 
 
 def attention_shape(model: ModelSpec, length: int) -> AttentionShape:
@@ -187,12 +253,18 @@ def check_table(table: PriceTable, model: ModelSpec, cluster: Cluster, checkpoin
         ("checkpointing mode", header.checkpoint, checkpoint),
     ):
         if found != wanted:
-            raise ModelMismatchError(f"this price table is for {label} {found!r}, not {wanted!r}", where=where)
+            raise ModelMismatchError(
+                f"this price table is for {label} {found!r}, not {wanted!r}",
+                where=where,
+                fix=f"a table for {wanted} (prices or profile BATCH), or leave --prices out for analytic prices",
+            )
     legal = set(legal_configs(model, cluster))
     for row in table.rows:
         if row.config not in legal or row.num_nodes > min(cluster.num_nodes, row.config.degree):
-            what = f"{row.bucket} as {row.config} on {row.num_nodes} nodes"
-            raise FormatError(f"{what} is no placement of {model.name} on {cluster.name}", where=where)
+            what = f"{row.bucket} as {row.config} on {count_of(row.num_nodes, 'node')}"
+            raise FormatError(
+                f"{what} is no placement of {model.name} on {cluster.name}", where=where, fix="take the row out"
+            )
     if header.kind != "components":
         raise ModelMismatchError(
             "an end_to_end table cannot price policies under different engines",

@@ -39,7 +39,7 @@ from zellige.memory import Checkpoint
 from zellige.placement import Engine, Placement, Plan, Problem, micro_batches
 from zellige.program_parts import PASSES, Exchange, Group, Message, Op, Pass, Range, RankWork, Segment, Task
 from zellige.shards import RING_GRADIENT_BYTES, WIRE_BYTES, AttentionShape
-from zellige.units import format_bytes, format_count
+from zellige.units import count_of, format_bytes, format_count
 
 __all__ = ["Assignment", "Heads", "Program", "build_program", "lower", "shrink"]
 
@@ -153,11 +153,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def _describe(program: Program) -> Iterator[str]:
     split = [segment for segment in program.segments if segment.config.is_split]
     yield (
-        f"program {program.digest[7:19]} for engine {program.engine}: {program.num_ranks} ranks,"
-        f" {program.num_layers} layers, {program.num_heads}/{program.num_kv_heads} heads of {program.head_dim}"
+        f"program {program.digest[7:19]} for engine {program.engine}: {count_of(program.num_ranks, 'rank')},"
+        f" {count_of(program.num_layers, 'layer')}, {program.num_heads}/{program.num_kv_heads} heads of"
+        f" {program.head_dim}"
     )
     yield (
-        f"{len(program.segments)} sequences, {len(split)} split, in {len(program.groups)} groups;"
+        f"{count_of(len(program.segments), 'sequence')}, {len(split)} split, in"
+        f" {count_of(len(program.groups), 'group')};"
         f" checkpoint {program.checkpoint}"
     )
     yield f"{'rank':>4}  {'tokens':>10}  {'whole':>5}  {'split':>5}  {'exchanges':>9}  {'received a layer':>16}"
@@ -173,15 +175,16 @@ def _describe(program: Program) -> Iterator[str]:
             f"  {len(program.positions(work.rank)) - whole:>5}  {issues:>9}  {format_bytes(received[work.rank]):>16}"
         )
     if program.num_ranks > PRINTED:
-        yield f"  and {program.num_ranks - PRINTED} more ranks"
+        yield f"  and {count_of(program.num_ranks - PRINTED, 'more rank')}"
     for exchange in program.exchanges[:PRINTED]:
         rows = sum(message.rows + message.ring_rows for message in exchange.messages)
         yield (
             f"  {exchange.phase}.{program.groups[exchange.group].name}.{exchange.name}:"
-            f" {format_count(rows)} rows in {len(exchange.messages)} messages among {len(exchange.ranks)} ranks"
+            f" {count_of(rows, 'row')} in {count_of(len(exchange.messages), 'message')}"
+            f" among {count_of(len(exchange.ranks), 'rank')}"
         )
     if len(program.exchanges) > PRINTED:
-        yield f"  and {len(program.exchanges) - PRINTED} more exchanges"
+        yield f"  and {count_of(len(program.exchanges) - PRINTED, 'more exchange')}"
 
 
 def lower(plan: Plan | Iterable[Placement], problem: Problem) -> Program:

@@ -19,7 +19,7 @@ from zellige.shards import (
     query_range,
     received_rows,
 )
-from zellige.units import format_bytes
+from zellige.units import count_of, format_bytes
 
 
 def check_program(program: Program) -> None:
@@ -44,7 +44,8 @@ def check_tokens(program: Program) -> None:
                 )
             stop = share.owned[1]
         if stop != segment.length:
-            raise ConservationError(f"{segment.length - stop} of {segment.length} tokens of {segment.sequence} lost")
+            lost = f"{segment.length - stop} of {count_of(segment.length, 'token')}"
+            raise ConservationError(f"{lost} of {segment.sequence} lost")
     batched = [(work.rank, index) for work in program.ranks for part in work.whole for index in part]
     whole = [(s.ranks[0], index) for index, s in enumerate(program.segments) if not s.config.is_split]
     if sorted(batched) != sorted(whole):
@@ -104,7 +105,7 @@ def check_rows(program: Program) -> None:
         for rank, (found, due) in enumerate(zip(counted, _due_rows(program, phase), strict=True)):
             if found != due:
                 raise ConservationError(
-                    f"rank {rank} receives {found[0]:,} rows and {found[1]:,} ring rows in {phase},"
+                    f"rank {rank} receives {count_of(found[0], 'row')} and {count_of(found[1], 'ring row')} in {phase},"
                     f" where {due[0]:,} and {due[1]:,} are due"
                 )
 
@@ -158,7 +159,7 @@ def _check_pairs(program: Program, ops: tuple[Op, ...], mine: list[int], who: st
         wrong = min(set(mine) ^ set(issues) or set(mine) ^ set(waits) or set(mine))
         raise ExchangeOrderError(
             f"{who} does not enter {_label(program, program.exchanges[wrong])} once, as its other ranks do",
-            details=(f"{len(issues)} exchanges entered, {len(waits)} waited for, {len(mine)} due",),
+            details=(f"{count_of(len(issues), 'exchange')} entered, {len(waits)} waited for, {len(mine)} due",),
         )
     early = [op.index for place, op in enumerate(ops) if op.kind == "wait" and Op("issue", op.index) in ops[place:]]
     if early:

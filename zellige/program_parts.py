@@ -9,6 +9,7 @@ import msgspec
 from zellige.cluster import CollectiveOp
 from zellige.files import NonNegativeInt, PositiveInt
 from zellige.shards import ParallelConfig
+from zellige.units import count_of
 
 Pass = Literal["forward", "recompute", "backward"]
 OpKind = Literal["project", "issue", "wait", "keep", "attend", "whole", "finish", "relinear"]
@@ -47,7 +48,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shares: tuple[Share, ...]
 
     def __str__(self) -> str:
-        return f"{self.sequence} ({self.length:,} tokens, {self.config} on {','.join(map(str, self.ranks))})"
+        return f"{self.sequence} ({count_of(self.length, 'token')}, {self.config} on {','.join(map(str, self.ranks))})"
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

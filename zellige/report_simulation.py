@@ -1,4 +1,4 @@
-"""Tables for people, of what the simulator says: causes, noise, additivity, sensitivity; nothing is computed here."""
+"""Tables for people, of what the simulator says: causes, noise, additivity, sensitivity."""
 
 from __future__ import annotations
 
@@ -7,12 +7,82 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from zellige.compare import Comparison
-from zellige.report import plain_table, tight
+from zellige.placement import Plan
+from zellige.report import memory_lines, plain_table, tight
 from zellige.sensitivity import Effect, Sensitivity
 from zellige.sim import Additivity
-from zellige.sim.results import SimReport
+from zellige.sim.results import RankTime, SimReport
 from zellige.sim.stats import Summary
-from zellige.units import format_time
+from zellige.units import count_of, format_bytes, format_time
+
+_PARTS = (
+    "slow-down: what compute loses to transfers beside it;"
+    " wait: for ranks that have not come to an exchange, a gather or a reduction"
+)
+CAUSES_LEGEND = (
+    "means over ranks, which add up to the step; calls: latency and host time of exchanges;"
+    f" {_PARTS}, and for the slowest rank at the end; exchange: exposed transfers; gathers: exposed parameter gathers"
+    " and gradient reductions; other: optimizer, and jitter of compute"
+)
+RANKS_LEGEND = (
+    "a rank's parts add up to the step; exchange: exposed transfers, latency and host time of exchanges;"
+    f" {_PARTS}; state: exposed parameter gathers and gradient reductions, and the optimizer; idle: done, until the"
+    " slowest rank is; memory: at its peak"
+)
+JITTER_LEGEND = "jitter: what noise adds to compute, or takes from it"
+PAIRED_LEGEND = (
+    "95 % of it: confidence interval, of the mean relative to it, and of the difference; longer than best: pair by"
+    " pair, on the same batches under the same noise; best wins: pairs in which the best policy's step is shorter"
+)
+ADDITIVITY_LEGEND = (
+    "each % is beside the column before it; later rank: another one is done later; rest: what no cause accounts for"
+)
+SENSITIVITY_LEGEND = (
+    "x0.5 to x1.5: by how much placement shortens the step with the knob at so much of its value;"
+    " flips at: where the verdict changes"
+)
+"""What the columns of the tables are."""
+
+
+def simulation_lines(report: SimReport, plan: Plan, reserved_bytes: int = 0) -> list[str]:
+    """What was simulated, the step beside the plan's own prediction, and the memory."""
+    return [
+        f"{plan.policy} ({report.engine} engine) on {report.cluster}, {report.model}: fidelity {report.fidelity}",
+        f"step {format_time(report.step_time_ns)}; the plan's additive prices say {format_time(plan.makespan_ns)}",
+        f"{report.layers_simulated} of {count_of(report.num_layers, 'layer')} stepped through,"
+        f" {count_of(report.events, 'event')}",
+        *memory_lines(report.peak_memory_bytes, report.memory_limit_bytes, reserved_bytes),
+    ]
+
+
+def rank_parts(rank: RankTime) -> dict[str, int]:
+    """A rank's step by the columns of :func:`simulation_table`, nanoseconds that add up to the step."""
+    return {
+        "compute": rank.compute_ns,
+        "exchange": rank.calls_ns + rank.exchange_ns,
+        "wait": rank.wait_ns + rank.gather_wait_ns + rank.reduce_wait_ns,
+        "slow-\ndown": rank.slowdown_ns,
+        "state": rank.gather_ns + rank.reduce_ns + rank.work_ns.get("optimizer", 0),
+        "jitter": rank.jitter_ns,
+        "idle": rank.idle_ns,
+    }
+
+
+def simulation_table(report: SimReport) -> Table:
+    """Each rank's step by cause (:func:`rank_parts`); jitter only where there is any."""
+    ranks = [rank_parts(rank) for rank in report.ranks]
+    titles = [title for title in ranks[0] if title != "jitter" or any(parts[title] for parts in ranks)]
+    table = plain_table("rank", *titles, "memory")
+    for rank, parts in zip(report.ranks, ranks, strict=True):
+        cells = [tight(format_time(parts[title])) for title in titles]
+        table.add_row(str(rank.rank), *cells, tight(format_bytes(rank.peak_memory_bytes)))
+    return table
+
+
+def simulation_legend(report: SimReport) -> list[str]:
+    """What the columns of :func:`simulation_table` are."""
+    noisy = any(rank.jitter_ns for rank in report.ranks)
+    return [RANKS_LEGEND + (f"; {JITTER_LEGEND}" if noisy else "")]
 
 
 def causes_table(comparison: Comparison) -> Table:
@@ -22,8 +92,8 @@ def causes_table(comparison: Comparison) -> Table:
         if row.causes is None:
             continue
         c = row.causes
-        other = c.optimizer_ns + c.jitter_ns + c.idle_ns
-        parts = (c.compute_ns, c.calls_ns, c.wait_ns, c.exchange_ns, c.gather_ns, c.slowdown_ns, other)
+        wait, other = c.wait_ns + c.idle_ns, c.optimizer_ns + c.jitter_ns
+        parts = (c.compute_ns, c.calls_ns, wait, c.exchange_ns, c.gather_ns, c.slowdown_ns, other)
         table.add_row(row.policy, *(tight(format_time(part)) for part in parts))
     return table
 
@@ -117,7 +187,7 @@ def summary_lines(report: SimReport, summary: Summary) -> list[str]:
     """Replicas of a noisy step."""
     mean = summary.mean_ns
     return [
-        f"{summary.replicas} replicas: mean step {format_time(round(mean.mean))}"
+        f"{count_of(summary.replicas, 'replica')}: mean step {format_time(round(mean.mean))}"
         f" (95 %: {format_time(round(mean.low))} to {format_time(round(mean.high))}),"
         f" standard deviation {format_time(round(summary.stdev_ns))},"
         f" {format_time(summary.least_ns)} to {format_time(summary.most_ns)}",

@@ -12,6 +12,7 @@ from zellige.outcomes import Causes, Outcome
 from zellige.placement import Engine
 from zellige.sim import Additivity
 from zellige.sim.stats import Interval, MeanTally, Paired, PairTally
+from zellige.units import count_of
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +138,7 @@ class _Tally:
         )
 
     def _without_plan(self) -> Row:
-        failed = f"{self.seen - self.planned} of {self.seen} batches: " if self.seen > 1 else ""
+        failed = f"{self.seen - self.planned} of {count_of(self.seen, 'batch')}: " if self.seen > 1 else ""
         return Row(
             policy=self.policy, engine=self.engine, fits=False, step_time_ns=None, ratio_to_best=None,
             max_over_mean=None, comm_bytes=None, comm_relative_to_usp=None, num_split=None,

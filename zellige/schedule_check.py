@@ -13,9 +13,10 @@ from zellige.files import decode_json, read_text
 from zellige.placement import Plan
 from zellige.plan.bounds import best_bound
 from zellige.plan.room import room_need
-from zellige.plan_check import Finding, check_plan, plan_problem
+from zellige.plan_check import PLAN_AGAIN, Finding, check_plan, plan_problem
 from zellige.schedule import Schedule, schedule_digest
 from zellige.sources import Options
+from zellige.units import count_of
 
 SETTING = ("policy", "engine", "cluster", "model", "sharding", "checkpoint", "memory_limit_bytes")
 """What the plans of a schedule have in common with it."""
@@ -25,15 +26,17 @@ def check_schedule(schedule: Schedule, where: str, options: Options, timeout_s: 
     """What a schedule gets wrong: its digest, its plans, sequences that run twice, and its totals, recomputed."""
     findings = []
     if schedule_digest(schedule) != schedule.digest:
-        findings.append(_finding(where, "the digest does not match the content", "plan the batch again"))
+        findings.append(_finding(where, "the digest does not match the content"))
     for number, plan in enumerate(schedule.plans, 1):
         other = [name for name in SETTING if getattr(plan, name) != getattr(schedule, name)]
         if other:
-            findings.append(_finding(where, f"micro-step {number} has another {' and '.join(other)}", ""))
+            findings.append(_finding(where, f"micro-step {number} has another {' and '.join(other)}"))
     counts = Counter(placement.sequence for plan in schedule.plans for placement in plan.placements)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
-        findings.append(_finding(where, f"sequence {twice[0]} runs {counts[twice[0]]} times over the micro-steps", ""))
+        findings.append(
+            _finding(where, f"sequence {twice[0]} runs {count_of(counts[twice[0]], 'time')} over the micro-steps")
+        )
     if findings:
         return findings
     for number, plan in enumerate(schedule.plans, 1):
@@ -96,5 +99,5 @@ def _plan_lines(path: str) -> Iterator[Plan]:
         raise FormatError("the last line breaks off", where=path, fix="plan the run again from there")
 
 
-def _finding(where: str, message: str, fix: str) -> Finding:
+def _finding(where: str, message: str, fix: str = PLAN_AGAIN) -> Finding:
     return Finding(code="ZL406", where=where, message=message, fix=fix)

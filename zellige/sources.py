@@ -23,13 +23,13 @@ from zellige.catalog import (
 from zellige.clips import read_clips
 from zellige.cluster import Cluster
 from zellige.errors import AllDroppedError, UsageError
-from zellige.files import decode_json, printable, read_text
+from zellige.files import printable, read_text
 from zellige.generate import BatchGenerator, generate_clips
-from zellige.memory import Checkpoint, Sharding, memory_model
+from zellige.memory import Checkpoint, Sharding, memory_model, with_reserve
 from zellige.model import ModelSpec
 from zellige.placement import NO_SETUP, Engine, Problem, Setup
 from zellige.price_book import PriceBook
-from zellige.prices import PriceTable, check_table
+from zellige.prices import PriceTable, check_table, read_table
 from zellige.sim.what_if import changes, what_if
 from zellige.workload import Batch, BucketPattern, Clip, Drop, build_batch, parse_patterns
 
@@ -79,6 +79,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     settings: tuple[str, ...] = ()
     device: str = ""
+    reserve: str = ""
 
 
 class GeneratedClips(Mapping[str, list[Clip]]):
@@ -176,8 +177,12 @@ def build_problem(
     checkpoint: Checkpoint = "full",
     prices: PriceTable | PriceBook | None = None,
     setup: Setup | None = None,
+    reserve: str = "",
 ) -> Problem:
-    """Join a batch with a cluster and a model; prices are analytic where none are given, from a book where one is."""
+    """Join a batch with a cluster and a model; prices are analytic where none are given, from a book where one is.
+
+    ``reserve`` is a share or a size (``5%``, ``2GB``) of every rank's usable memory that plans keep free.
+    """
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
     model = load_model(model) if isinstance(model, str) else model
     memory = memory_model(model, cluster, sharding, checkpoint)
@@ -190,6 +195,8 @@ def build_problem(
         if prices.header.calibration is not None:
             cluster = calibrated(cluster, prices.header.calibration)
             memory = calibrated_memory(memory, prices.header.calibration)
+    if reserve:
+        memory = with_reserve(memory, reserve)
     return Problem(batch, cluster, model, prices, memory, engine, setup or Setup())
 
 
@@ -218,6 +225,7 @@ def each_problem(
             checkpoint=options.checkpoint,
             prices=prices,
             setup=source_setup(source, options),
+            reserve=options.reserve,
         )
 
 
@@ -251,4 +259,4 @@ def source_setup(source: Source, options: Options) -> Setup:
 
 def load_prices(path: str) -> PriceTable | None:
     """A price table by path; None for no path."""
-    return decode_json(read_text(Path(path)), PriceTable, path) if path else None
+    return read_table(path) if path else None

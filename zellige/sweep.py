@@ -21,6 +21,7 @@ from zellige.plan.cache import PlanCache
 from zellige.price_book import PriceBook
 from zellige.prices import PriceTable
 from zellige.sources import build_problem, price_book
+from zellige.units import count_of
 from zellige.workload import Batch
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     how: Fidelities
     prices: PriceTable | None = None
     spec: str = ""
+    reserve: str = ""
 
 
 class Task(NamedTuple):
@@ -76,6 +78,7 @@ class Workshop:
             checkpoint=setting.checkpoint,
             prices=self._prices,
             setup=setup,
+            reserve=setting.reserve,
         )
 
     def outcomes(self, task: Task, progress: Callable[[], None] = lambda: None) -> list[Outcome]:
@@ -122,7 +125,9 @@ def in_parallel(function: Callable[[T], R], work: Iterable[T], jobs: int) -> Ite
     try:
         import joblib
     except ModuleNotFoundError:
-        raise MissingExtraError(f"{jobs} jobs need joblib", fix="pip install 'zellige[sweep]', or --jobs 1") from None
+        raise MissingExtraError(
+            f"{count_of(jobs, 'job')} need joblib", fix="pip install 'zellige[sweep]', or --jobs 1"
+        ) from None
     pending = iter(work)
     with joblib.Parallel(n_jobs=jobs) as parallel:
         while batch := list(islice(pending, TASKS_A_ROUND * jobs)):

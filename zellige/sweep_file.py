@@ -13,7 +13,7 @@ from typing import BinaryIO, ClassVar, Literal
 import msgspec
 
 from zellige.errors import FileError, FormatError, ModelMismatchError
-from zellige.files import canonical_json, check_schema
+from zellige.files import ANOTHER_PLACE, canonical_json, check_schema
 from zellige.outcomes import Outcome
 
 
@@ -46,7 +46,7 @@ class SweepFile:
             path.touch()
             self._repair(header)
         except OSError as error:
-            raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+            raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}", fix=ANOTHER_PLACE) from None
 
     def append(self, outcomes: Iterable[Outcome]) -> None:
         """Write one batch's outcomes, whole or, where the process is ended, in part."""
@@ -55,7 +55,7 @@ class SweepFile:
             with self.path.open("ab") as handle:
                 handle.write(lines)
         except OSError as error:
-            raise FileError(f"cannot write {str(self.path)!r}: {error.strerror or error}") from None
+            raise FileError(f"cannot write {str(self.path)!r}: {error.strerror or error}", fix=ANOTHER_PLACE) from None
         self.num_batches += 1
 
     def __iter__(self) -> Iterator[Outcome]:
@@ -90,7 +90,7 @@ class SweepFile:
         try:
             found = msgspec.convert(raw, SweepHeader)
         except msgspec.ValidationError as error:
-            raise FormatError(str(error), where=where) from None
+            raise FormatError(str(error), where=where, fix="another --out, or delete the file") from None
         if found.digest == header.digest:
             return
         changed = [
@@ -118,7 +118,9 @@ class SweepFile:
             try:
                 outcome = decoder.decode(line)
             except (msgspec.DecodeError, ValueError) as error:
-                raise FormatError(f"this line is no result: {error}", where=where) from None
+                raise FormatError(
+                    f"this line is no result: {error}", where=where, fix="another --out, or cut the file off before it"
+                ) from None
             if (outcome.batch, outcome.policy) != (batch, self._policies[policy]):
                 raise FormatError(
                     f"{outcome.policy} on batch {outcome.batch} stands where {self._policies[policy]} on batch {batch}"

@@ -21,7 +21,7 @@ How = Literal["ranks", "alone"]
 
 
 class RankObserved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank's own time (median over steps) and its peak memory, weights included."""
+    """A rank's own time (median over steps, at the plan's pace) and its peak memory, weights included."""
 
     own_ns: PositiveInt
     memory_bytes: NonNegativeInt
@@ -30,7 +30,8 @@ class RankObserved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Observed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A plan as it ran. ``replays_ns`` and ``walls_ns`` have a step each; no walls where ranks ran alone.
 
-    ``pace_ns`` is what a fixed piece of work took on the ranks meanwhile, the median.
+    ``pace_ns`` is what a fixed piece of work took on the ranks meanwhile, the median; ranks' own times and the replays
+    are at this pace, each step of each rank scaled by its own. Walls are as the clock had them.
     """
 
     label: str
@@ -110,10 +111,22 @@ def run_alone(trial: Trial, device: str) -> list[RankTrial]:
 
 
 def observe(label: str, plan: Plan, program: Program, ranks: Sequence[RankTrial], how: How) -> Observed:
-    """What a trial's ranks measured, and the makespans that replaying each step gives."""
+    """What a trial's ranks measured, and the makespans that replaying each step gives.
+
+    On a shared machine ranks run at different speeds, and the slowest rank would be the one with the worst neighbours:
+    so each step of a rank is brought to one pace before any are compared.
+    """
+    pace = statistics.median(step.pace_ns for rank in ranks for step in rank.steps)
     steps = list(zip(*(rank.steps for rank in ranks), strict=True))
     replays = [
-        max(replay(program, [_durations(step) for step in same], [step.outside_ns for step in same])) for same in steps
+        max(
+            replay(
+                program,
+                [_durations(step, pace / step.pace_ns) for step in same],
+                [round(step.outside_ns * pace / step.pace_ns) for step in same],
+            )
+        )
+        for same in steps
     ]
     return Observed(
         label=label,
@@ -121,21 +134,21 @@ def observe(label: str, plan: Plan, program: Program, ranks: Sequence[RankTrial]
         how=how,
         ranks=tuple(
             RankObserved(
-                own_ns=round(statistics.median(step.own_ns for step in rank.steps)),
+                own_ns=round(statistics.median(step.own_ns * pace / step.pace_ns for step in rank.steps)),
                 memory_bytes=rank.peak_bytes + rank.weight_bytes,
             )
             for rank in ranks
         ),
         replays_ns=tuple(replays),
         walls_ns=tuple(max(step.wall_ns for step in same) for same in steps) if how == "ranks" else (),
-        pace_ns=round(statistics.median(rank.pace_ns for rank in ranks)),
+        pace_ns=round(pace),
     )
 
 
-def _durations(step: StepTimes) -> dict[tuple[str, int], int]:
+def _durations(step: StepTimes, factor: float) -> dict[tuple[str, int], int]:
     found: dict[tuple[str, int], int] = {}
     for span in step.spans:
-        found[span.name, span.layer] = found.get((span.name, span.layer), 0) + span.ns
+        found[span.name, span.layer] = found.get((span.name, span.layer), 0) + round(factor * span.ns)
     return found
 
 
@@ -148,7 +161,7 @@ def run_plans(
     warm_ups: int = 1,
     repeats: int = 3,
     advance: Callable[[], None] = lambda: None,
-    chunk: int = 4,
+    chunk: int = 9,
 ) -> list[Observed]:
     """Run labelled plans; ``chunk`` of them share their processes."""
     found = []

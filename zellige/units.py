@@ -1,10 +1,20 @@
-"""Print times, bytes and tokens. Decimal units only: 1 GB is 1e9 bytes; GiB (2**30) appears by that name alone."""
+"""Print and read times, bytes and counts. 1 GB is 1e9 bytes; GiB (2**30) appears by that name alone."""
 
 from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from zellige.errors import UsageError
 
 GIB = 2**30
 MIB = 2**20
 NS_PER_SECOND = 1_000_000_000
+
+_SHARE_OR_BYTES = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,9})?) ?(?P<unit>%|[kMGT]?B|[KMGT]iB)", re.ASCII)
+_BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", 1)
+}
 
 
 def format_time(nanoseconds: int) -> str:
@@ -28,6 +38,12 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def count_of(number: int, noun: str) -> str:
+    """A number and what is counted, in English: ``1 sequence``, ``2,000 sequences``, ``2 batches``."""
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{format_count(number)} {noun}{ending}"
+
+
 def format_percent(fraction: float) -> str:
     """A fraction as a percentage with two decimals: ``0.08 %``."""
     return f"{100 * fraction:.2f} %"
@@ -36,6 +52,19 @@ def format_percent(fraction: float) -> str:
 def ceil_div(numerator: int, denominator: int) -> int:
     """Integer division rounded up, for non-negative numerators and positive denominators."""
     return -(-numerator // denominator)
+
+
+def share_or_bytes(text: str, whole: int, what: str) -> int:
+    """Bytes of ``5%`` (of ``whole``, rounded up), ``2GB`` or ``2GiB``; ``what`` names the option in the error.
+
+    Raises :class:`UsageError` for anything else.
+    """
+    match = _SHARE_OR_BYTES.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{what} {text!r} is no share and no size", fix=f"{what} 5%, or {what} 2GB")
+    number, unit = Fraction(match["number"]), match["unit"]
+    exact = whole * number / 100 if unit == "%" else number * _BYTES[unit]
+    return ceil_div(exact.numerator, exact.denominator)
 
 
 def _three_figures(value: float) -> str:

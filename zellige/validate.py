@@ -1,31 +1,24 @@
 """Predicted against measured: how long plans take, what their ranks need, and how far to trust the order of plans.
 
-Predictions come from a measured price table; plans that they are held against were used for no fit. Makespans are
-compared with the **replay** of the ranks' own times (:mod:`zellige.replay`), for which predictions leave the wires out,
-and with the wall clock where there are as many cores as ranks. Three models: ``additive`` (the planner's sum of
-prices), ``event`` (the simulator, by laws of operations), and ``additive+interference`` (terms for co-located
-sequences, fitted on one half of the plans and used on the other, both ways).
+Predictions (:mod:`zellige.predictions`) come from a measured price table; plans that they are held against were used
+for no fit. Makespans are compared with the **replay** of the ranks' own times (:mod:`zellige.replay`), for which
+predictions leave the wires out, and with the wall clock where there are as many cores as ranks.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from zellige.calibration import Calibration
 from zellige.errors import UsageError
-from zellige.interference import RankCounts, Terms, fit_interference, rank_counts, residual_terms, with_interference
-from zellige.measured_ops import measured_op_prices, outside_ns, program_memory
-from zellige.placement import Plan, Problem, rank_costs
-from zellige.prices import PriceTable
-from zellige.profile.table import without_wire
-from zellige.program import lower
+from zellige.interference import RankCounts, Residual, fullest_rank, plan_chain_ns, rank_counts, residual_terms
+from zellige.placement import Problem
+from zellige.predictions import MODELS, ModelName, Prediction, measured_calibration, predict_all
 from zellige.sim.agreement import (
     Errors,
     Order,
@@ -35,30 +28,24 @@ from zellige.sim.agreement import (
     order_is_certain,
     relative_errors,
 )
-from zellige.sim.options import SimOptions
-from zellige.sim.results import SimReport
-from zellige.sim.simulate import simulate
+from zellige.sim.planned_work import without_wires
 from zellige.trials import Observed, Runs
+from zellige.validation_plans import is_policy_plan
 
-ModelName = Literal["additive", "event", "additive+interference"]
-MODELS: tuple[ModelName, ...] = ("additive", "event", "additive+interference")
 NOISE_FACTOR = 3.0
 LEAST_THRESHOLD = 0.02
 """Plans count as different where they differ by this many times the noise of a median (that of a step over the root of
 the steps), and by this much at least."""
 
-
-class Prediction(NamedTuple):
-    """A step as predicted, with and without what travels; ranks without waiting, and their memory."""
-
-    makespan_ns: int
-    replay_ns: int
-    rank_ns: tuple[int, ...]
-    memory_bytes: tuple[int, ...]
+JUDGES: tuple[ModelName, ...] = ("additive", "event")
+"""Models whose order of policies gets a verdict: what plans are chosen by, and what knows of waiting."""
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How one model agrees with what was measured; ``wall`` is None with fewer cores than ranks."""
+    """How one model agrees with what was measured; ``wall`` is None with fewer cores than ranks.
+
+    ``residual`` is that of the ranks' own times, ``step_residual`` that of replayed makespans.
+    """
 
     model: ModelName
     replay: Errors
@@ -67,7 +54,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     memory: Errors
     order: Order
     wall_order: Order | None
-    residual: dict[str, float]
+    residual: Residual
+    step_residual: Residual
 
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,17 +70,22 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Two policies: the predicted time of the second over the first, measured likewise, and whether the order holds."""
+    """Two plans: the predicted time of the second over the first, measured likewise, and whether the order holds."""
 
     first: str
     second: str
+    model: ModelName
     predicted: float
     measured: float
     verdict: Verdict
 
 
 class SetupReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One cluster's plans. ``pace`` is how much slower the machine was than when the table was measured."""
+    """One cluster's plans. ``pace`` is how much slower the machine was than when the table was measured.
+
+    ``pairs`` are all pairs of plans by sums of prices, ``policy_pairs`` those of plans by policies, by each of
+    :data:`JUDGES`.
+    """
 
     cluster: str
     model: str
@@ -102,6 +95,7 @@ class SetupReport(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[PlanRow, ...]
     models: tuple[ModelReport, ...]
     pairs: tuple[PairRow, ...]
+    policy_pairs: tuple[PairRow, ...]
     certain_right: int
     certain: int
     interference_helps: bool
@@ -110,11 +104,20 @@ class SetupReport(msgspec.Struct, frozen=True, kw_only=True):
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report."""
 
-    SCHEMA: ClassVar[str] = "zellige.validation/1"
+    SCHEMA: ClassVar[str] = "zellige.validation/2"
 
-    schema: str = "zellige.validation/1"
+    schema: str = "zellige.validation/2"
     setups: tuple[SetupReport, ...]
     seconds: float
+
+
+class _Loads(NamedTuple):
+    """What residuals are put beside: counts and chains of every rank of every plan, and of every plan."""
+
+    ranks: list[RankCounts]
+    rank_chains: list[int]
+    plans: list[RankCounts]
+    plan_chains: list[int]
 
 
 def validate(runs: Runs, problem: Problem, *, at_pace: bool = True) -> SetupReport:
@@ -122,44 +125,40 @@ def validate(runs: Runs, problem: Problem, *, at_pace: bool = True) -> SetupRepo
 
     ``at_pace`` brings predictions to the pace of the machine while a plan ran; without it they are as the table says.
     """
-    calibration = problem.prices.header.calibration
-    if calibration is None:
-        raise UsageError("validation needs measured prices", fix="zellige-sim profile makes a table")
+    calibration = measured_calibration(problem)
     if len(runs.observed) < 3:
         raise UsageError(f"{len(runs.observed)} plans say nothing about order", fix="run three or more")
     paces = [each.pace_ns / calibration.pace_ns if at_pace else 1.0 for each in runs.observed]
-    predictions = predict_all(runs, problem, calibration, paces)
-    steps = len(runs.observed[0].replays_ns)
-    threshold = max(LEAST_THRESHOLD, NOISE_FACTOR * plan_noise(runs.observed) / math.sqrt(steps))
-    models = tuple(_model_report(name, runs.observed, predictions[name], runs, problem, threshold) for name in MODELS)
-    additive, held = models[0], models[2]
-    pairs = _pairs(runs.observed, predictions["additive"])
-    clear = [pair for pair in pairs if pair.verdict == "certain"]
+    predictions = predict_all(runs, problem, paces)
     timed = problem.cluster.num_ranks <= runs.cores
+    loads, threshold = _loads(runs, problem), order_threshold(runs.observed)
+    models = tuple(_model_report(name, runs, predictions[name], loads, threshold, timed=timed) for name in MODELS)
+    places = range(len(runs.plans))
+    pairs = _pairs(runs.observed, predictions["additive"], "additive", places)
+    policies = [place for place in places if is_policy_plan(runs.plans[place])]
+    clear = [pair for pair in pairs if pair.verdict == "certain"]
     return SetupReport(
         cluster=runs.cluster,
         model=runs.model,
         basis=_basis(runs, problem.cluster.num_ranks),
         noise=plan_noise(runs.observed),
         pace=statistics.median(each.pace_ns for each in runs.observed) / calibration.pace_ns,
-        plans=tuple(
-            PlanRow(
-                label=seen.label,
-                engine=plan.engine,
-                replay_ns=round(seen.replay_ns),
-                wall_ns=round(seen.wall_ns) if seen.wall_ns is not None and timed else None,
-                noise=_relative_spread(seen.replays_ns),
-                predicted_ns={name: predictions[name][place].replay_ns for name in MODELS},
-            )
-            for place, (seen, plan) in enumerate(zip(runs.observed, runs.plans, strict=True))
-        ),
+        plans=tuple(_plan_row(runs, place, predictions, timed=timed) for place in places),
         models=models,
         pairs=tuple(pairs),
+        policy_pairs=tuple(
+            pair for name in JUDGES for pair in _pairs(runs.observed, predictions[name], name, policies)
+        ),
         certain=len(clear),
         certain_right=sum((pair.predicted - 1) * (pair.measured - 1) > 0 for pair in clear),
-        interference_helps=held.replay.mape.mean < additive.replay.mape.mean
-        and held.order.tau_clear.mean >= additive.order.tau_clear.mean,
+        interference_helps=_helps(models[0], models[2]),
     )
+
+
+def _helps(without: ModelReport, having: ModelReport) -> bool:
+    """Whether terms bring plans that they were not fitted on nearer, and do not disturb their order."""
+    nearer = having.replay.mape.mean < without.replay.mape.mean
+    return nearer and having.order.tau_clear.mean >= without.order.tau_clear.mean
 
 
 def _basis(runs: Runs, ranks: int) -> str:
@@ -168,6 +167,12 @@ def _basis(runs: Runs, ranks: int) -> str:
     if ranks > runs.cores:
         return f"replay of CPU time: {ranks} ranks share {runs.cores} cores, so no makespan was measured"
     return "replay of CPU time, and wall clock"
+
+
+def order_threshold(observed: Sequence[Observed]) -> float:
+    """What plans must differ by to count as different: fixed from their noise, before any prediction is looked at."""
+    steps = len(observed[0].replays_ns)
+    return max(LEAST_THRESHOLD, NOISE_FACTOR * plan_noise(observed) / math.sqrt(steps))
 
 
 def plan_noise(observed: Sequence[Observed]) -> float:
@@ -179,119 +184,34 @@ def _relative_spread(values: Sequence[int]) -> float:
     return (max(values) - min(values)) / 2 / statistics.median(values) if len(values) > 1 else 0.0
 
 
-def predict_all(
-    runs: Runs, problem: Problem, calibration: Calibration, paces: Sequence[float]
-) -> dict[ModelName, list[Prediction]]:
-    """Predictions of every plan by every model, at the pace of each."""
-    plans, observed = runs.plans, runs.observed
+def _plan_row(runs: Runs, place: int, predictions: dict[ModelName, list[Prediction]], *, timed: bool) -> PlanRow:
+    seen = runs.observed[place]
+    return PlanRow(
+        label=seen.label,
+        engine=runs.plans[place].engine,
+        replay_ns=round(seen.replay_ns),
+        wall_ns=round(seen.wall_ns) if seen.wall_ns is not None and timed else None,
+        noise=_relative_spread(seen.replays_ns),
+        predicted_ns={name: predictions[name][place].replay_ns for name in MODELS},
+    )
+
+
+def _loads(runs: Runs, problem: Problem) -> _Loads:
     dry = without_wires(problem)
-    additive = [_additive(plan, problem, dry) for plan in plans]
-    event = [_event(plan, problem, calibration) for plan in plans]
-    counts = [rank_counts(plan, problem) for plan in plans]
-    held_out = list(additive)
-    for fold in (0, 1):
-        rest = [place for place in range(len(plans)) if place % 2 != fold]
-        terms = _fit(rest, additive, observed, counts, paces)
-        changed = dataclasses.replace(problem, prices=with_interference(problem.prices, terms))
-        changed_dry = dataclasses.replace(dry, prices=with_interference(dry.prices, terms))
-        for place in range(fold, len(plans), 2):
-            held_out[place] = _additive(plans[place], changed, changed_dry)
-    found: dict[ModelName, list[Prediction]] = {
-        "additive": additive, "event": event, "additive+interference": held_out,
-    }  # fmt: skip
-    return {
-        name: [_at_pace(each, pace) for each, pace in zip(some, paces, strict=True)] for name, some in found.items()
-    }
-
-
-def _fit(
-    places: Sequence[int],
-    predictions: Sequence[Prediction],
-    observed: Sequence[Observed],
-    counts: Sequence[Sequence[RankCounts]],
-    paces: Sequence[float],
-) -> Terms:
-    """Interference terms from the ranks of some plans."""
-    rows, residuals = [], []
-    for place in places:
-        for rank, count in enumerate(counts[place]):
-            rows.append(count)
-            residuals.append(observed[place].ranks[rank].own_ns / paces[place] - predictions[place].rank_ns[rank])
-    return fit_interference(rows, residuals)
-
-
-def without_wires(problem: Problem) -> Problem:
-    """The problem with links that take no time, for comparison with CPU time, which knows of none."""
-    link = problem.cluster.node_link
-    fits = tuple(msgspec.structs.replace(fit, latency_us=1e-9) for fit in link.fits)
-    cluster = msgspec.structs.replace(problem.cluster, node_link=msgspec.structs.replace(link, fits=fits))
-    prices = without_wire(problem.prices, problem.model, problem.cluster)
-    return dataclasses.replace(problem, prices=prices, cluster=cluster)
-
-
-def interference_of(runs: Runs, problem: Problem) -> Terms:
-    """Terms from all observed plans: what a table that is written for planning carries."""
-    calibration = problem.prices.header.calibration
-    if calibration is None:
-        raise UsageError("interference is fitted to a measured table", fix="zellige-sim profile makes one")
-    dry = without_wires(problem)
-    predictions = [_additive(plan, problem, dry) for plan in runs.plans]
     counts = [rank_counts(plan, problem) for plan in runs.plans]
-    paces = [each.pace_ns / calibration.pace_ns for each in runs.observed]
-    return _fit(range(len(runs.plans)), predictions, runs.observed, counts, paces)
-
-
-def _at_pace(prediction: Prediction, pace: float) -> Prediction:
-    return Prediction(
-        round(prediction.makespan_ns * pace),
-        round(prediction.replay_ns * pace),
-        tuple(round(each * pace) for each in prediction.rank_ns),
-        prediction.memory_bytes,
+    chains = [plan_chain_ns(plan, dry) for plan in runs.plans]
+    return _Loads(
+        ranks=[count for of_plan in counts for count in of_plan],
+        rank_chains=[chain for chain, of_plan in zip(chains, counts, strict=True) for _ in of_plan],
+        plans=[fullest_rank(of_plan) for of_plan in counts],
+        plan_chains=chains,
     )
-
-
-def _additive(plan: Plan, problem: Problem, dry: Problem) -> Prediction:
-    calibration = problem.prices.header.calibration
-    step = 0 if calibration is None else calibration.step_ns
-    own = dataclasses.replace(problem, engine=plan.engine)
-    costs = rank_costs(own, plan.placements)
-    quiet = rank_costs(dataclasses.replace(dry, engine=plan.engine), plan.placements)
-    return Prediction(
-        costs.makespan_ns + step,
-        quiet.makespan_ns + step,
-        tuple(time + step for time in quiet.times_ns),
-        costs.memory_bytes,
-    )
-
-
-def _event(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
-    program = lower(plan, problem)
-    options = SimOptions(slowdown=0.0, state_traffic=False)
-    outside = [outside_ns(program, rank, calibration) for rank in range(program.num_ranks)]
-    ends = []
-    for wire in (True, False):
-        prices = measured_op_prices(program, problem.model, problem.cluster, calibration, wire=wire)
-        report = simulate(program, problem, "event", options, prices=prices).report
-        ends.append(max(_ends(report, outside)))
-    quiet = simulate(program, problem, "additive", options, prices=prices).report
-    memory = tuple(program_memory(program, rank, calibration) for rank in range(program.num_ranks))
-    return Prediction(ends[0], ends[1], _ends(quiet, outside), memory)
-
-
-def _ends(report: SimReport, outside: Sequence[int]) -> tuple[int, ...]:
-    """When ranks are done with their operations and with what is outside of them."""
-    return tuple(report.step_time_ns - rank.idle_ns + more for rank, more in zip(report.ranks, outside, strict=True))
 
 
 def _model_report(
-    name: ModelName,
-    observed: Sequence[Observed],
-    predictions: Sequence[Prediction],
-    runs: Runs,
-    problem: Problem,
-    threshold: float,
+    name: ModelName, runs: Runs, predictions: Sequence[Prediction], loads: _Loads, threshold: float, *, timed: bool
 ) -> ModelReport:
-    both = list(zip(predictions, observed, strict=True))
+    both = list(zip(predictions, runs.observed, strict=True))
     replays = [(float(p.replay_ns), seen.replay_ns) for p, seen in both]
     ranks = [
         (float(time), float(rank.own_ns)) for p, seen in both for time, rank in zip(p.rank_ns, seen.ranks, strict=True)
@@ -302,9 +222,7 @@ def _model_report(
         for size, rank in zip(p.memory_bytes, seen.ranks, strict=True)
         if rank.memory_bytes
     ]
-    timed = problem.cluster.num_ranks <= runs.cores
     walls = [(float(p.makespan_ns), seen.wall_ns) for p, seen in both if seen.wall_ns is not None and timed]
-    counts = [count for plan in runs.plans for count in rank_counts(plan, problem)]
     return ModelReport(
         model=name,
         replay=relative_errors(replays),
@@ -313,29 +231,28 @@ def _model_report(
         memory=relative_errors(memory),
         order=order(replays, threshold),
         wall_order=order(walls, threshold) if walls else None,
-        residual=residual_terms(counts, [measured - predicted for predicted, measured in ranks]),
+        residual=residual_terms(loads.ranks, loads.rank_chains, [measured - said for said, measured in ranks]),
+        step_residual=residual_terms(loads.plans, loads.plan_chains, [measured - said for said, measured in replays]),
     )
 
 
-def _pairs(observed: Sequence[Observed], predictions: Sequence[Prediction]) -> list[PairRow]:
-    """All pairs of plans, with the verdict that errors of the other plans support."""
+def _pairs(
+    observed: Sequence[Observed], predictions: Sequence[Prediction], model: ModelName, places: Sequence[int]
+) -> list[PairRow]:
+    """All pairs of the plans at some places, with the verdict that errors of all other plans support."""
     both = [(float(p.replay_ns), seen.replay_ns) for p, seen in zip(predictions, observed, strict=True)]
     found = []
-    for first, second in itertools.combinations(range(len(both)), 2):
+    for first, second in itertools.combinations(places, 2):
         rest = [pair for place, pair in enumerate(both) if place not in (first, second)]
         error = log_error(rest) if len(rest) > 1 else math.inf
         found.append(
             PairRow(
                 first=observed[first].label,
                 second=observed[second].label,
+                model=model,
                 predicted=both[second][0] / both[first][0],
                 measured=both[second][1] / both[first][1],
                 verdict=order_is_certain(both[first][0], both[second][0], error),
             )
         )
     return found
-
-
-def interference_table(table: PriceTable, runs: Runs, problem: Problem) -> PriceTable:
-    """The table with what co-located sequences add, for planning with ``additive+interference``."""
-    return with_interference(table, interference_of(runs, problem))

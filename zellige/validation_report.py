@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from zellige.cluster import LINK_OPS
 from zellige.prices import PriceTable
 from zellige.profile.profiler import Progress
-from zellige.units import format_time
-from zellige.validate import ModelReport, SetupReport
+from zellige.units import count_of, format_time
+from zellige.validate import ModelReport, PairRow, SetupReport
 
 if TYPE_CHECKING:
+    from zellige.interference import Residual
     from zellige.measuring import AnalyticErrors
+    from zellige.profile.estimate import ProfileEstimate
 
 
 def profile_lines(table: PriceTable, done: Progress, path: str) -> list[str]:
@@ -29,6 +33,30 @@ def profile_lines(table: PriceTable, done: Progress, path: str) -> list[str]:
     return lines
 
 
+def estimate_lines(result: ProfileEstimate) -> list[str]:
+    """What a profile would measure and take, by bucket and in all."""
+    core = sum(unit.core for unit in result.units)
+    steps = f"{result.warm_ups} + {result.fewest} to {result.most} steps"
+    lines = [
+        f"{result.model} on one {result.device}: {count_of(len(result.units), 'probe')} for {result.cluster}, {steps}"
+        f" each; {core} of them in any case"
+    ]
+    names: dict[str, list[str]] = {row.bucket: [] for row in result.buckets}
+    for unit in result.units:
+        bucket, _, rest = unit.unit.partition(":")
+        names[bucket].append(rest.removesuffix("+0"))
+    for row in result.buckets:
+        lines.append(f"  {row.bucket}: {count_of(row.num_probes, 'probe')}, {format_time(row.time_ns)}")
+        lines.append(f"    {' '.join(names[row.bucket])}")
+    if result.link_ranks:
+        lines.append(f"  links: {', '.join(LINK_OPS)} among {', '.join(map(str, result.link_ranks))} ranks")
+    what = "minutes of a CPU core" if result.on_cpu else "GPU minutes"
+    lines.append(f"about {result.time_ns / 60e9:.1f} {what}, estimated from {result.source} prices, links not counted")
+    if result.on_cpu:
+        lines.append("a core's analytic prices are an order of magnitude, and building a probe counts as well")
+    return lines
+
+
 def validation_lines(setup: SetupReport) -> list[str]:
     """The report of one cluster in sentences."""
     lines = [
@@ -43,7 +71,22 @@ def validation_lines(setup: SetupReport) -> list[str]:
     )
     helps = "helps on plans that it was not fitted on" if setup.interference_helps else "does not help: leave it off"
     lines.append(f"interference {helps}")
+    if setup.policy_pairs:
+        lines.append("policies, the second over the first, and whether predictions are sure of the order:")
+        lines += _policy_lines(setup.policy_pairs)
     return lines
+
+
+def _policy_lines(pairs: Sequence[PairRow]) -> list[str]:
+    """A line for each two policies: measured, and what each model says of it."""
+    by_names: dict[tuple[str, str], list[PairRow]] = {}
+    for pair in pairs:
+        by_names.setdefault((pair.first, pair.second), []).append(pair)
+    return [
+        f"    {second} / {first}: measured {rows[0].measured - 1:+.1%}; "
+        + "; ".join(f"{row.model} {row.predicted - 1:+.1%}, order {row.verdict}" for row in rows)
+        for (first, second), rows in by_names.items()
+    ]
 
 
 def _model_lines(model: ModelReport) -> list[str]:
@@ -68,20 +111,22 @@ def _model_lines(model: ModelReport) -> list[str]:
             f"    order of the wall clock: tau {wall.tau_clear.mean:.2f} over {wall.clear_pairs} pairs that differ by"
             f" more than {wall.threshold:.1%}, regret {wall.regret:.1%}"
         )
-    terms = model.residual
-    lines.append(
-        f"    residual of ranks: {terms['per_split_ns'] / 1e6:+.3f} ms a split,"
-        f" {terms['per_sequence_ns'] / 1e6:+.3f} ms a sequence, {terms['per_byte_ns']:+.4f} ns a byte;"
-        f" these explain {terms['explained']:.0%} of it"
+    return [*lines, _residual_line("ranks", model.residual), _residual_line("steps", model.step_residual)]
+
+
+def _residual_line(what: str, terms: Residual) -> str:
+    return (
+        f"    residual of {what}: {terms.per_split_ns / 1e6:+.3f} ms a split, {terms.per_sequence_ns / 1e6:+.3f} ms a"
+        f" sequence, {terms.per_byte_ns:+.4f} ns a byte, {terms.per_chain_ns:+.3f} ns a ns of chain;"
+        f" these explain {terms.explained:.0%} of it"
     )
-    return lines
 
 
 def validation_tables(setup: SetupReport) -> list[Any]:
     """A table of plans."""
     from zellige.report import plain_table
 
-    names = {"additive+interference": "+interference"}
+    names = {"additive": "sum", "additive+interference": "sum+i", "event+interference": "event+i"}
     models = (names.get(model.model, model.model) for model in setup.models)
     table = plain_table("plan", "engine", "replay", "noise", "wall", *models)
     for plan in setup.plans:
@@ -101,6 +146,7 @@ def error_lines(errors: AnalyticErrors) -> list[str]:
     lines = [f"{errors.table}, measured on {errors.machine}: analytic over measured"]
     for term in errors.terms:
         lines.append(f"  {term.term:14s} {term.ratio:7.2f}x  ({term.low:.2f}x to {term.high:.2f}x, {term.rows} prices)")
+    lines += [f"  {note}" for note in errors.notes]
     lines.append(f"measuring took {errors.seconds / 60:.1f} minutes of this device")
     if errors.steps is None:
         lines.append("the analytic order of splits is as good as the measured one here: measuring gains no step time")

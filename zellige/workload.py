@@ -14,6 +14,7 @@ import msgspec
 from zellige.errors import ClipError, FormatError
 from zellige.files import PositiveFloat, PositiveInt
 from zellige.model import ModelSpec
+from zellige.units import count_of
 
 MAX_SIDE = 65_536
 MAX_FRAMES = 10_000_000
@@ -43,7 +44,11 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True):
             ("num_frames", self.num_frames, MAX_FRAMES),
         ):
             if not 1 <= value <= top:
-                raise FormatError(f"{name} of clip {self.id!r} is {value}, outside 1..{top}", where=self.where)
+                raise FormatError(
+                    f"{name} of clip {self.id!r} is {value}, outside 1..{top}",
+                    where=self.where,
+                    fix="take the row out, or cut the clip",
+                )
 
     @property
     def shape(self) -> str:
@@ -177,6 +182,9 @@ def repeat_clip(clip: Clip, count: int) -> list[Clip]:
     return [msgspec.structs.replace(clip, id=f"{clip.id}-{index}") for index in range(count)]
 
 
+A_FRAME_RATE = "as 24, 23.976 or 24000/1001; or no fps: the model's own"
+
+
 def parse_fps(text: str, where: str) -> Fraction:
     """An exact frame rate from ``16``, ``23.976`` or ``24000/1001``; 0 and nan mean unknown."""
     cleaned = text.strip().lower()
@@ -189,12 +197,12 @@ def parse_fps(text: str, where: str) -> Fraction:
             decimal = Decimal(cleaned)
             if decimal and decimal.is_finite() and abs(decimal.adjusted()) > 18:
                 # A fraction would write the exponent out in digits.
-                raise FormatError(f"fps {text!r} is outside 0..100000", where=where)
+                raise FormatError(f"fps {text!r} is outside 0..100000", where=where, fix=A_FRAME_RATE)
             value = Fraction(decimal)
     except (InvalidOperation, ValueError, ZeroDivisionError, OverflowError):
-        raise FormatError(f"fps {text!r} is not a frame rate", where=where) from None
+        raise FormatError(f"fps {text!r} is not a frame rate", where=where, fix=A_FRAME_RATE) from None
     if not 0 <= value <= 100_000:
-        raise FormatError(f"fps {text!r} is outside 0..100000", where=where)
+        raise FormatError(f"fps {text!r} is outside 0..100000", where=where, fix=A_FRAME_RATE)
     return value
 
 
@@ -239,8 +247,10 @@ def make_bucket(model: ModelSpec, width: int, height: int, num_frames: int, wher
     tokens = time * rows * columns
     if tokens > MAX_TOKENS:
         raise FormatError(
-            f"{width}x{height}x{num_frames} has {tokens:,} tokens, more than the {MAX_TOKENS:,} that can be priced",
+            f"{width}x{height}x{num_frames} has {count_of(tokens, 'token')},"
+            f" more than the {MAX_TOKENS:,} that can be priced",
             where=where,
+            fix="a smaller or shorter clip",
         )
     return Bucket(width=width, height=height, num_frames=num_frames, num_tokens=tokens)
 
@@ -280,7 +290,9 @@ def _assign(clip: Clip, model: ModelSpec, patterns: SequenceOf[BucketPattern], r
         return Drop(clip=clip, reason=f"{model.name} is an image model; extract a frame", suggestion="")
     if clip.num_frames > 1 and snapped < 2:
         shortest = model.latent.vae_stride_t + 1
-        return Drop(clip=clip, reason=f"{frames} frames, and a video has at least {shortest}", suggestion="")
+        return Drop(
+            clip=clip, reason=f"{count_of(frames, 'frame')}, and a video has at least {shortest}", suggestion=""
+        )
     width, height = model.snap_size(clip.width, clip.height)
     if not patterns:
         return make_bucket(model, width, height, snapped, clip.where)
@@ -289,7 +301,7 @@ def _assign(clip: Clip, model: ModelSpec, patterns: SequenceOf[BucketPattern], r
     if isinstance(chosen, str):
         return Drop(clip=clip, reason=_frames_text(clip, model, frames, snapped) + chosen, suggestion=own)
     if chosen.num_frames != model.snap_frames(chosen.num_frames):
-        reason = f"bucket of {chosen.num_frames} frames breaks the rule {model.latent.vae_stride_t}n+1"
+        reason = f"bucket of {count_of(chosen.num_frames, 'frame')} breaks the rule {model.latent.vae_stride_t}n+1"
         return Drop(clip=clip, reason=reason, suggestion=own)
     if chosen.keeps_size:
         return make_bucket(model, width, height, chosen.num_frames, clip.where)
@@ -300,7 +312,7 @@ def _frames_text(clip: Clip, model: ModelSpec, frames: int, snapped: int) -> str
     """How a clip's frames came about, for a reason: ``101 frames at 23.976 fps are 67 at 16 fps, 65 as 4n+1: ``."""
     if clip.num_frames == 1:
         return ""
-    text = f"{clip.num_frames} frames"
+    text = count_of(clip.num_frames, "frame")
     if frames != clip.num_frames:
         text += f" at {float(clip.fps):g} fps are {frames} at {model.native.fps} fps"
     if snapped != frames:

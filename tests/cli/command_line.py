@@ -73,18 +73,17 @@ EXIT_CODES = {code: status for code, status in all_kinds(errors.ZelligeError).it
 
 
 def check_ending(*arguments: str) -> Ending:
-    """Run with --json: the end must be an answer, a coded error with its exit code, or the parser's usage."""
+    """Run with --json: the end must be an answer, or a coded error with its exit code and a way out."""
     end = run_main(*arguments, *(() if "--json" in arguments else ("--json",)))
     shown = f"{' '.join(arguments)}: exit {end.code}\n{end.err[-2000:]}"
     assert 0 <= end.code <= 6, shown
     if end.out:
         assert json.loads(end.out, parse_constant=_refuse)["schema"].startswith("zellige."), shown
-    elif end.err.lower().startswith("usage:"):
-        assert end.code == 2, shown
     else:
         assert "{\n" in end.err, shown
         assert end.error["schema"] == "zellige.error/1", shown
         assert end.error["message"], shown
+        assert end.error["fix"], shown
         assert end.code == EXIT_CODES[end.error["code"]], shown
     return end
 

@@ -1,4 +1,4 @@
-"""Commands run in an empty folder, 80 columns wide."""
+"""Commands run in an empty folder, on a screen so wide that no line of text is wrapped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from command_line import Run, run_main
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", "1000")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     return run_main

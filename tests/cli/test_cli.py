@@ -210,9 +210,9 @@ FROZEN: dict[str, set[str]] = {
     | READING
     | BASELINES
     | SIMULATION
-    | {"--batches", "--breakdown", "--sensitivity", "--jobs", "--out"},
-    "simulate": {"--cluster", "--model", "--json", "--trace", "--no-state"} | SIMULATION,
-    "plan": COMMON | READING | BASELINES | {"--seed", "--output", "-o"},
+    | {"--batches", "--breakdown", "--sensitivity", "--jobs", "--out", "--reserve"},
+    "simulate": {"--cluster", "--model", "--json", "--trace", "--no-state", "--reserve"} | SIMULATION,
+    "plan": COMMON | READING | BASELINES | {"--seed", "--output", "-o", "--reserve"},
     "check": COMMON | READING | {"--batch-size"},
     "inspect": COMMON | {"--seconds", "--fps", "--split"},
     "cut": COMMON | READING | {"--batches", "--seed"},
@@ -220,6 +220,18 @@ FROZEN: dict[str, set[str]] = {
     "catalog show": set(),
 }
 """Commands and options that scripts may rely on: more are welcome, these stay."""
+
+
+def test_every_command_takes_json(run: Run) -> None:
+    root: Any = typer.main.get_command(cli.app)
+    commands = {name: getattr(command, "commands", {}) or {"": command} for name, command in root.commands.items()}
+    for name, parts in commands.items():
+        for part, command in parts.items():
+            assert "--json" in {flag for parameter in command.params for flag in parameter.opts}, f"{name} {part}"
+    assert run("catalog", "show", "a800x8", "--json").json["schema"] == "zellige.cluster/1"
+    write("mixed.jsonl", MIXED)
+    told = run("prices", "mixed.jsonl", *SETTING, "-o", "prices.json", "--json").json
+    assert told == json.loads(Path("prices.json").read_text())
 
 
 def test_commands_and_options_are_frozen() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import SETTING, Run, write
 
 from zellige.cli_execute import require_host_memory
@@ -51,6 +52,36 @@ def test_a_plan_trains_and_goes_on(run: Run) -> None:
     assert [line.step for line in lines] == [0, 1, 2]
     assert lines[1].peak_memory_bytes is not None
     assert lines[2].loss == answer["ranks"][0]["losses"][0]
+
+
+def test_one_step_has_one_loss_and_no_empty_column(run: Run) -> None:
+    make_plan(run)
+    out = run("execute", "plan.json", *SMALL, "--learning-rate", "0.001").out
+    assert "peak memory" not in out, "it is measured on demand"
+    (line,) = [line for line in out.splitlines() if line.startswith("loss ")]
+    assert line.endswith(" at step 0")
+    assert line.count("step") == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--attention-only",)])
+def test_nccl_without_a_gpu_is_refused_before_ranks_start(
+    run: Run, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    make_plan(run)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    size = () if more else ("--model-size", "tiny")
+    end = run("execute", "plan.json", "--shrink", "200", "--backend", "nccl", *size, *more)
+    assert (end.code, end.out) == (6, "")
+    assert "ranks:" not in end.err, "nothing was announced"
+    assert "--backend gloo" in end.err
+
+
+def test_a_run_that_cannot_go_on_is_refused_before_ranks_start(run: Run) -> None:
+    make_plan(run)
+    end = run("execute", "plan.json", *SMALL, "--resume", "--out", "nothing")
+    assert (end.code, end.out) == (4, "")
+    assert "ranks:" not in end.err
+    assert "leave --resume out" in end.err
 
 
 def test_options_that_do_not_go_together_are_refused(run: Run) -> None:

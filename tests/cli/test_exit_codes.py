@@ -122,7 +122,7 @@ def test_a_plan_over_memory_is_a_finding(run: Run, output: tuple[str, ...]) -> N
 def test_a_policy_without_any_plan_has_a_reason(run: Run) -> None:
     write("huge.jsonl", '{"id": "huge", "width": 1920, "height": 1080, "num_frames": 1001, "fps": 16}\n')
     end = run("compare", "huge.jsonl", *SETTING, "--json")
-    assert end.code == 0
+    assert end.code == 3, "no policy's plan fits"
     rows = {row["policy"]: row for row in end.json["rows"]}
     assert rows["zellige-paper"]["step_time_ns"] is None
     assert "huge" in rows["zellige-paper"]["reason"]

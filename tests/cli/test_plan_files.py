@@ -187,3 +187,21 @@ def test_a_price_table_that_is_written_prices_the_same_plan(run: Run) -> None:
     plans = [run("plan", "mixed.jsonl", *SETTING, *more, "--json").json for more in ((), ("--prices", "prices.json"))]
     assert plans[0]["digest"] == plans[1]["digest"]
     assert run("check", "prices.json").code == 0
+
+
+def test_an_edited_price_table_is_named_so_wherever_it_is_used(run: Run) -> None:
+    write("mixed.jsonl", MIXED)
+    assert run("prices", "mixed.jsonl", *SETTING, "-o", "prices.json").code == 0
+    table = json.loads(Path("prices.json").read_text())
+    table["rows"][0]["price"]["linear_ns"] += 1
+    write("edited.json", json.dumps(table))
+    table.pop("digest")
+    write("old.json", json.dumps(table))
+    for name, prices in (("prices", ["analytic"]), ("edited", ["edited"]), ("old", ["analytic", "unverified"])):
+        given = ("--prices", f"{name}.json")
+        answer = run("compare", "mixed.jsonl", *SETTING, "--policy", "dp", *given, "--json").json
+        assert answer["prices"] == prices
+        assert f"prices: {', '.join(prices)}\n" in run("plan", "mixed.jsonl", *SETTING, *given, "-o", "plan.json").out
+        assert run("check", "plan.json", *given).code == 0
+        assert f"prices, {', '.join(prices)}" in run("check", f"{name}.json").out
+    assert "changed since it was written" in run("check", "edited.json").out

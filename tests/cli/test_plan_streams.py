@@ -56,7 +56,7 @@ def test_a_batch_without_a_plan_ends_the_stream_behind_whole_lines(run: Run) -> 
     assert len(Path("plans.jsonl").read_bytes().splitlines()) == 1
     over = run("plan", *names, *SETTING, "--policy", "dp", "--stream", "-o", "plans.jsonl")
     assert over.code == 1, "plans over the memory are written, and counted"
-    assert "1 do not fit in memory, the first for heavy" in over.err
+    assert "1 does not fit in memory, the first for heavy" in over.err
     fits = [msgspec.json.decode(line, type=Plan).fits for line in Path("plans.jsonl").read_bytes().splitlines()]
     assert fits == [True, False, True]
 

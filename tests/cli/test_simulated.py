@@ -136,7 +136,8 @@ def test_given_prices_are_for_the_cluster_as_it_is(run: Run) -> None:
 
 # --- sweeps
 
-SWEEP = ("compare", "gen:openvid", "--cluster", "a800x4", "--batches", "8", "--policy", "dp", "--policy", "usp")
+OF_GENERATED = ("compare", "gen:openvid", "--cluster", "a800x4", "--policy", "dp", "--policy", "usp")
+SWEEP = (*OF_GENERATED, "--batches", "8")
 
 
 def in_a_process(*arguments: str) -> subprocess.Popen[str]:
@@ -178,21 +179,23 @@ def test_jobs_show_neither_in_the_lines_nor_in_the_answer(run: Run) -> None:
 def test_other_settings_and_smaller_sweeps_are_refused(run: Run) -> None:
     assert run(*SWEEP, "--out", "a.jsonl").code == 0
     before = Path("a.jsonl").read_bytes()
+    eight = ("--batches", "8")
     for options, hint in (
-        (("--seed", "1"), "seed 0 there"),
-        (("--set", "compute=2x"), "a800x4[compute=2x]"),
-        (("--policy", "dp-kk"), "dp-kk here"),
-        (("--checkpoint", "none"), "other options"),
+        ((*eight, "--seed", "1"), "seed 0 there"),
+        ((*eight, "--set", "compute=2x"), "a800x4[compute=2x]"),
+        ((*eight, "--policy", "dp-kk"), "dp-kk here"),
+        ((*eight, "--checkpoint", "none"), "other options"),
+        ((*eight, "--reserve", "5%"), "other options"),
         (("--batches", "3"), "8 batches, and 3"),
     ):
-        end = run(*SWEEP, "--out", "a.jsonl", *options)
+        end = run(*OF_GENERATED, "--out", "a.jsonl", *options)
         assert (end.code, end.out) == (2, ""), options
         assert hint in end.err
     assert Path("a.jsonl").read_bytes() == before
 
 
 def test_a_sweep_grows(run: Run) -> None:
-    assert run(*SWEEP, "--batches", "3", "--out", "a.jsonl").code == 0
+    assert run(*OF_GENERATED, "--batches", "3", "--out", "a.jsonl").code == 0
     few = Path("a.jsonl").read_bytes()
     assert run(*SWEEP, "--out", "a.jsonl").code == 0
     assert Path("a.jsonl").read_bytes().startswith(few)

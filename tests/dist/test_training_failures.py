@@ -97,9 +97,8 @@ def kill_and_go_on(parallel: str, kills: int, folder: Path) -> None:
 
 def test_a_checkpoint_of_another_run_is_refused_and_so_is_none_at_all(tmp_path: Path) -> None:
     run = run_of((make_plan(MODEL, WHOLE[1], 1),), directory=str(tmp_path), resume=True)
-    with pytest.raises(RanksFailedError, match="no complete checkpoint") as caught:
+    with pytest.raises(FileError, match="no complete checkpoint"):
         execute_training(run, timeout_s=30)
-    assert {report.code for report in caught.value.reports} == {FileError.code}
     execute_training(msgspec.structs.replace(run, resume=False, save_every=1), timeout_s=30)
     with pytest.raises(RanksFailedError, match="of another run") as other:
         execute_training(msgspec.structs.replace(run, seed=1, steps=2), timeout_s=30)

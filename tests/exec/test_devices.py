@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from zellige.errors import MissingExtraError, TooFewRanksError
 from zellige.exec import session as session_module
-from zellige.exec.devices import group_options, rank_device
+from zellige.exec.devices import group_options, rank_device, require_backend
 from zellige.exec.session import Session, connected
 
 
@@ -37,7 +37,7 @@ def test_a_rank_takes_the_gpu_of_its_local_rank(rank: int, environment: dict[str
 def test_two_ranks_never_share_a_gpu(rank: int, environment: dict[str, str]) -> None:
     with pytest.raises(TooFewRanksError, match="LOCAL_RANK") as caught:
         rank_device("nccl", rank, environment)
-    assert "there are 4 GPUs" in str(caught.value)
+    assert "has 4 GPUs" in str(caught.value)
 
 
 def test_gloo_ranks_take_the_cpu_and_nccl_wants_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +47,23 @@ def test_gloo_ranks_take_the_cpu_and_nccl_wants_a_gpu(monkeypatch: pytest.Monkey
     with pytest.raises(MissingExtraError, match="no CUDA device") as caught:
         rank_device("nccl", 0)
     assert caught.value.exit_code == 6
+
+
+def test_nccl_is_looked_for_before_ranks_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_backend("gloo", 10_000)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(MissingExtraError, match="no CUDA device") as caught:
+        require_backend("nccl", 1)
+    assert "--backend gloo" in caught.value.fix
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(MissingExtraError, match="no NCCL"):
+        require_backend("nccl", 1)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    require_backend("nccl", 1)
+    with pytest.raises(TooFewRanksError, match="2 ranks, and this machine has 1 GPU"):
+        require_backend("nccl", 2)
 
 
 class Nccl:

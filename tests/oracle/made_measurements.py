@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from zellige.calibration import HostInfo
 from zellige.catalog import load_cluster, load_model
-from zellige.op_terms import KEPT, LIVE, memory_terms
+from zellige.op_terms import KEPT, LIVE, kept_terms, live_terms
 from zellige.profile.grid import Probe, probe_program
 from zellige.profile.table import Setting, operations
 from zellige.profile.timing import ProbeResult, Sample
@@ -27,7 +27,7 @@ TRUTH = {
 }
 """Nanoseconds by term, the same for every operation."""
 
-BYTES = {"calls": 1e6, "tokens": 9_000.0, "stage_tokens": 2_000.0, "entries": 300.0}
+BYTES = {"calls": 1e6, "tokens": 9_000.0, "stage_tokens": 2_000.0, "entries": 300.0, "layer_tokens": 512.0}
 
 
 def setting(cluster: str = "cpux2") -> Setting:
@@ -44,9 +44,9 @@ def made_result(place: Setting, probe: Probe, pace_ns: int = 1000) -> ProbeResul
         Sample(key=key, terms=dict(terms), ns=slow * sum(TRUTH[t] * n for t, n in terms.items()), spread=0.01)
         for key, terms in operations(program, probe.rank)
     ]
-    terms = dict(memory_terms(program, probe.rank))
-    size = sum(BYTES.get(t, 0.0) * n for t, n in terms.items())
-    samples += [Sample(key=key, terms=terms, ns=size, spread=0.0) for key in (KEPT, LIVE)]
+    for key, terms in ((KEPT, kept_terms(program, probe.rank)), (LIVE, live_terms(program, probe.rank))):
+        size = sum(BYTES.get(t, 0.0) * n for t, n in terms.items())
+        samples.append(Sample(key=key, terms=dict(terms), ns=size, spread=0.0))
     return ProbeResult(
         probe=probe.key,
         samples=tuple(samples),

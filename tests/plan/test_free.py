@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zellige.plan.free import FreeSearch, front, place_freely
 from zellige.plan.packing import Ranks, Split
 from zellige.plan.refine import refine
-from zellige.plan.search import NEVER
+from zellige.plan.search_kernel import NEVER
 from zellige.problem import Option, Rung
 from zellige.shards import ParallelConfig
 

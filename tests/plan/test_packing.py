@@ -1,4 +1,4 @@
-"""Filler packing in bulk against one by one, improvement, and the blocks of a pod."""
+"""Filler packing in bulk against one by one, improvement against trying every change, and the blocks of a pod."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from zellige.plan.blocks import make_pod
 from zellige.plan.improve import improve
-from zellige.plan.packing import Filler, Ranks, _pack_tight, pack, pour
+from zellige.plan.packing import Filler, Ranks, pack, pour_all
+from zellige.plan.packing_kernel import Fillers, pack_tight, pour
 from zellige.problem import Option, Rung
 from zellige.shards import ParallelConfig
 
@@ -28,7 +29,9 @@ def test_pouring_is_placing_one_by_one(start: list[int], time: int, count: int) 
         rank = min(range(len(start)), key=lambda rank: (heights[rank], rank))
         heights[rank] += time
         expected[rank] += 1
-    assert pour(start, time, count) == expected
+    counts = [0] * len(start)
+    pour(start, time, count, counts)
+    assert counts == expected
 
 
 fillers = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(0, 12)), min_size=1, max_size=4)
@@ -51,6 +54,19 @@ def test_packing_keeps_counts_and_memory(start: list[int], kinds: list[tuple[int
         assert ranks.kept[rank] == sum(whole.kept * count for whole, count in mine) <= room
 
 
+@given(loads, fillers)
+def test_pouring_all_is_pouring_each_and_ignores_memory(start: list[int], kinds: list[tuple[int, int, int]]) -> None:
+    ranks, heights, expected = Ranks(len(start)), list(start), []
+    ranks.time = list(start)
+    for time, _, number in kinds:
+        expected.append([0] * len(start))
+        pour(heights, time, number, expected[-1])
+        heights = [height + time * count for height, count in zip(heights, expected[-1], strict=True)]
+    waiting = [Filler(str(n), rung(time, 10**6 * kept), (), number) for n, (time, kept, number) in enumerate(kinds)]
+    assert pour_all(ranks, waiting) == expected
+    assert ranks.time == heights
+
+
 @given(loads, st.integers(1, 20), st.integers(1, 20), st.integers(0, 40), st.integers(10, 120))
 def test_the_heap_of_equation_8_finds_what_a_scan_finds(
     start: list[int], time: int, kept: int, number: int, room: int
@@ -69,8 +85,10 @@ def test_the_heap_of_equation_8_finds_what_a_scan_finds(
         times[rank], rooms[rank], expected[rank] = times[rank] + time, rooms[rank] - kept, expected[rank] + 1
     ranks = Ranks(len(start))
     ranks.time = list(start)
-    counts, left = _pack_tight(ranks, Filler("f", rung(time, kept), (), number), room, target)
+    counts = [0] * len(start)
+    left = pack_tight(ranks.loads, Fillers([time], [kept], [0], [number]), 0, room, target, counts)
     assert (counts, left) == (expected, number - sum(expected))
+    assert (ranks.time, ranks.kept) == (times, [room - left for left in rooms])
 
 
 @given(st.lists(st.integers(0, 6), min_size=6, max_size=6), st.integers(30, 80))
@@ -92,6 +110,64 @@ def test_improvement_never_slows_a_step_nor_overfills_a_rank(counts: list[int], 
         for kind, by_rank in zip(kinds, held, strict=True):
             moved = by_rank[busiest] and ranks.kept[rank] + kind.kept <= room
             assert not moved or ranks.time[rank] + kind.time >= ranks.time[busiest]
+
+
+wholes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.sampled_from([0, 0, 4])), min_size=1, max_size=4)
+
+
+@given(wholes, st.data(), st.integers(20, 90), st.integers(0, 12), st.integers(1, 5))
+def test_improvement_makes_the_best_change_each_time(
+    figures: list[tuple[int, int, int]], data: st.DataObject, room: int, limit: int, partners: int
+) -> None:
+    kinds, num_ranks = [rung(*each) for each in figures], data.draw(st.integers(1, 6))
+    counts = [[data.draw(st.integers(0, 4)) for _ in range(num_ranks)] for _ in kinds]
+    ranks, slowly = Ranks(num_ranks), Ranks(num_ranks)
+    expected = [by_rank[:] for by_rank in counts]
+    for kind, by_rank in zip(kinds, counts, strict=True):
+        ranks.add_counts(by_rank, kind)
+        slowly.add_counts(by_rank, kind)
+    improve(ranks, kinds, counts, room, 3, limit, partners)
+    improve_slowly(slowly, kinds, expected, room, 3, limit, partners)
+    assert counts == expected
+    assert ranks.loads == slowly.loads
+
+
+def improve_slowly(
+    ranks: Ranks, kinds: list[Rung], counts: list[list[int]], room: int, goal: int, limit: int, partners: int
+) -> None:
+    """Of all changes the one that leaves the lesser maximum of both ranks; of equal ones the partner with less, then
+    the one that takes more than half the difference off."""
+    nothing = rung(0)
+    for _ in range(limit):
+        by_load = sorted(range(len(ranks.time)), key=lambda rank: (ranks.time[rank], rank))
+        slowest = max(by_load, key=lambda rank: (ranks.time[rank], -rank))
+        if ranks.time[slowest] <= goal:
+            return
+        found = []
+        for near, rank in enumerate(by_load[:partners]):
+            for leaves, comes in ((a, b) for a in range(len(kinds)) for b in range(-1, len(kinds))):
+                one, other = kinds[leaves], kinds[comes] if comes >= 0 else nothing
+                saves = one.time - other.time
+                reached = max(ranks.time[slowest] - saves, ranks.time[rank] + saves)
+                if not counts[leaves][slowest] or (comes >= 0 and not counts[comes][rank]):
+                    continue
+                full = ranks.kept[rank] + one.kept - other.kept + max(ranks.live[rank], one.live) > room
+                back = ranks.kept[slowest] + other.kept - one.kept + max(ranks.live[slowest], other.live)
+                if full or (comes >= 0 and back > room) or reached >= ranks.time[slowest] or rank == slowest:
+                    continue
+                low = 2 * saves < ranks.time[slowest] - ranks.time[rank]
+                order = (-saves, -leaves, -comes) if low else (saves, leaves, comes)
+                found.append((reached, near, low, order, rank, leaves, comes))
+        if not found:
+            return
+        *_, rank, leaves, comes = min(found)
+        for kind, source, target in ((leaves, slowest, rank), (comes, rank, slowest)):
+            if kind >= 0:
+                counts[kind][source] -= 1
+                counts[kind][target] += 1
+                ranks.time[source] -= kinds[kind].time
+                ranks.kept[source] -= kinds[kind].kept
+                ranks.add((target,), kinds[kind])
 
 
 def test_blocks_are_aligned_and_powers_of_two_nest() -> None:

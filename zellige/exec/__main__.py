@@ -32,6 +32,7 @@ from zellige.exec.training import (
 )
 from zellige.files import decode_json, read_text, readable_json, write_text
 from zellige.program import Program
+from zellige.units import count_of
 
 
 def main() -> int:
@@ -146,7 +147,7 @@ def meet(program: Program, timeout_s: float) -> Session:
     require_ranks(program, world)
     if program.num_ranks < world:
         raise PreflightError(
-            f"the plan is for {program.num_ranks} ranks, and {world} were started",
+            f"the plan is for {count_of(program.num_ranks, 'rank')}, and {world} were started",
             fix=f"torchrun --nproc-per-node {program.num_ranks}",
         )
     return Session(rank, world, store, timeout_s)

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zellige.errors import MissingExtraError
 from zellige.exec.attention import Engine
-from zellige.exec.devices import rank_device
+from zellige.exec.devices import rank_device, require_backend
 from zellige.exec.kernels import CpuFlash, Kernel, Packing, Reference
 from zellige.exec.launch import run_ranks
 from zellige.exec.recorder import Recorder
@@ -22,7 +21,7 @@ from zellige.exec.transports import Communicators
 from zellige.exec.watch import ExchangeWatch, end_process
 from zellige.program import Program
 from zellige.trace import Span, Trace
-from zellige.units import format_bytes, format_time
+from zellige.units import count_of, format_bytes, format_time
 
 DTypeName = Literal["fp64", "fp32", "bf16"]
 TransportName = Literal["all-to-all", "peer-to-peer"]
@@ -106,10 +105,7 @@ def execute_attention(
     many as the program needs, or the GPUs there are). Raises :class:`zellige.errors.TooFewRanksError`, or
     :class:`zellige.exec.launch.RanksFailedError` with every rank's error.
     """
-    if backend == "nccl":
-        if not torch.cuda.is_available():
-            raise MissingExtraError("there is no CUDA device for NCCL", fix="--backend gloo runs on CPU ranks")
-        require_ranks(program, torch.cuda.device_count(), "GPUs")
+    require_backend(backend, program.num_ranks)
     require_ranks(program, program.num_ranks if num_ranks is None else num_ranks)
     run = AttentionRun(
         program=program,
@@ -136,7 +132,7 @@ def collect(run: AttentionRun, results: Sequence[RankResult]) -> Execution:
         num_ranks=program.num_ranks,
         spans=tuple(spans),
         notes=(
-            f"attention only: {run.layers} layers, {run.dtype}, random inputs of seed {run.seed}",
+            f"attention only: {count_of(run.layers, 'layer')}, {run.dtype}, random inputs of seed {run.seed}",
             f"{run.backend}, {run.transport}, kernel {results[0].kernel}",
         ),
     )

@@ -42,6 +42,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     exit_code: int = 0
     text: str = ""
+    fix: str = ""
 
 
 class RanksFailedError(LostRankError):
@@ -52,6 +53,7 @@ class RanksFailedError(LostRankError):
             cause.text.removeprefix(f"error[{cause.code}] ").splitlines()[0],
             where=f"rank {cause.rank}",
             details=tuple(line for report in reports for line in _lines(report)),
+            fix=cause.fix,
         )
         self.reports = tuple(reports)
         self.code = cause.code or LostRankError.code  # type: ignore[misc]
@@ -143,9 +145,11 @@ def _silent_end(rank: int, status: int | None) -> RankReport:
     else:
         how = f"ended with status {status}"
     text = f"error[{LostRankError.code}] the process of rank {rank} was {how}, without a report"
+    fix = LostRankError.way_out
     if status == -signal.SIGKILL:
-        text += "\n  try: if nobody ended it, memory ran out: fewer ranks, a larger --shrink, or a smaller model"
-    return RankReport(rank=rank, code=LostRankError.code, exit_code=LostRankError.exit_code, text=text)
+        fix = "if nobody ended it, memory ran out: fewer ranks, a larger --shrink, or a smaller model"
+    text += f"\n  try: {fix}"
+    return RankReport(rank=rank, code=LostRankError.code, exit_code=LostRankError.exit_code, text=text, fix=fix)
 
 
 def _first_cause(reports: Sequence[RankReport]) -> RankReport:
@@ -180,7 +184,7 @@ def _rank_main(
 
 
 def _report(folder: Path, rank: int, error: ZelligeError) -> None:
-    report = RankReport(rank=rank, code=error.code, exit_code=error.exit_code, text=str(error))
+    report = RankReport(rank=rank, code=error.code, exit_code=error.exit_code, text=str(error), fix=error.fix)
     draft = folder / f"draft{rank}"
     draft.write_bytes(msgspec.json.encode(report))
     draft.replace(folder / f"error{rank}.json")

@@ -49,7 +49,7 @@ def _training_plan(
         try:
             grid = model.grid(width, height, frames or 1)
         except ValueError as error:
-            raise FormatError(f"bucket {placement.bucket}: {error}", where=where) from None
+            raise FormatError(f"bucket {placement.bucket}: {error}", where=where, fix="plan the batch again") from None
         shapes[placement.sequence] = SequenceShape(
             sequence=placement.sequence, grid=shrunk_grid(grid, shrink), text_tokens=model.text.tokens
         )

@@ -28,6 +28,7 @@ from zellige.errors import LostRankError, MissingRankError, PreflightError, TooF
 from zellige.exec.devices import group_options, rank_device
 from zellige.exec.transports import connect
 from zellige.program import Program
+from zellige.units import count_of
 
 Backend = Literal["gloo", "nccl"]
 
@@ -156,12 +157,12 @@ class Session:
         )
 
 
-def require_ranks(program: Program, available: int, what: str = "ranks") -> None:
+def require_ranks(program: Program, available: int) -> None:
     """Raise :class:`TooFewRanksError` for a program of more ranks than there are."""
     if program.num_ranks > available:
         raise TooFewRanksError(
-            f"the plan is for {program.num_ranks} ranks, and there are {available} {what}",
-            fix=f"start {program.num_ranks} ranks, or plan for {available}",
+            f"the plan is for {count_of(program.num_ranks, 'rank')}, and there are {available}",
+            fix=f"start {count_of(program.num_ranks, 'rank')}, or plan for {available}",
         )
 
 

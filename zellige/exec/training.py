@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zellige.exec.devices import rank_device
+from zellige.exec.devices import rank_device, require_backend
 from zellige.exec.dit import PackedDit
 from zellige.exec.execute import DTYPES, DTypeName, TransportName, make_communicators, select_kernel
 from zellige.exec.kernels import accumulation_dtype
@@ -29,12 +29,12 @@ from zellige.exec.metrics import MetricsLog, StepMetrics
 from zellige.exec.recorder import Recorder
 from zellige.exec.session import Backend, Session, connected, fingerprint, require_ranks
 from zellige.exec.step import Parallel, RankPlan, StepResult, TrainingPlan, TrainStep, distribute, own_part, prepare
-from zellige.exec.training_state import load_state, save_state
-from zellige.exec.wan import PackedWan, make_wan
+from zellige.exec.training_state import load_state, require_record, save_state
+from zellige.exec.wan import PackedWan, make_wan, require_wan
 from zellige.files import digest
 from zellige.model import ModelSpec
 from zellige.trace import Span, Trace
-from zellige.units import format_bytes, format_time
+from zellige.units import count_of, format_bytes, format_time
 
 NetworkName = Literal["dit", "wan"]
 
@@ -310,10 +310,20 @@ def execute_training(
 
     Raises :class:`zellige.exec.launch.RanksFailedError` with every rank's error; no process outlives the call.
     """
+    require_runnable(run)
     payload = msgspec.json.encode(run)
     num_ranks = run.plans[0].program.num_ranks
     answers = run_ranks(training_task, [payload] * num_ranks, timeout_s=timeout_s, deadline_s=deadline_s, watch=watch)
     return collect_training(run, [msgspec.json.decode(answer, type=RankTraining) for answer in answers])
+
+
+def require_runnable(run: TrainingRun) -> None:
+    """Raise what ranks of this machine would raise once started: a back end, a package or a checkpoint not there."""
+    require_backend(run.backend, run.plans[0].program.num_ranks)
+    if run.network == "wan":
+        require_wan(run.model)
+    if run.resume:
+        require_record(Path(run.directory))
 
 
 def collect_training(run: TrainingRun, ranks: Sequence[RankTraining]) -> Training:
@@ -327,31 +337,44 @@ def collect_training(run: TrainingRun, ranks: Sequence[RankTraining]) -> Trainin
         num_ranks=program.num_ranks,
         spans=tuple(spans),
         notes=(
-            f"a training step: {run.network} of {run.model.geometry.num_layers} layers, {run.parallel}, {run.dtype}",
+            f"a training step: {run.network} of {count_of(run.model.geometry.num_layers, 'layer')}, {run.parallel},"
+            f" {run.dtype}",
             f"{run.backend}, {run.transport}",
         ),
     )
     return Training(ranks=tuple(ranks), trace=trace if run.trace and spans else None)
 
 
+def _rank_lines(run: TrainingRun, done: Training) -> list[str]:
+    """A line a rank, with the columns that have values: steps may all be done, and memory is measured on demand."""
+    columns = {
+        f"{'rank':>4}": [f"{rank.rank:>4}" for rank in done.ranks],
+        f"{'tokens':>9}": [f"{sum(p.program.owned_tokens(rank.rank) for p in run.plans):>9,}" for rank in done.ranks],
+        f"{'median step':>11}": [
+            f"{format_time(int(statistics.median(rank.step_ns))):>11}" for rank in done.ranks if rank.step_ns
+        ],
+        f"{'peak memory':>11}": [
+            f"{format_bytes(rank.peak_memory_bytes):>11}" for rank in done.ranks if rank.peak_memory_bytes is not None
+        ],
+    }
+    kept = {title: cells for title, cells in columns.items() if len(cells) == len(done.ranks)}
+    return ["  ".join(kept), *("  ".join(cells) for cells in zip(*kept.values(), strict=True))]
+
+
 def training_lines(run: TrainingRun, done: Training) -> list[str]:
     """What a person wants to know of a run."""
     first = done.ranks[0]
     lines = [
-        f"{run.network} of {run.model.name}, {run.model.geometry.num_layers} layers of {run.model.geometry.hidden_dim},"
+        f"{run.network} of {run.model.name}, {count_of(run.model.geometry.num_layers, 'layer')} of"
+        f" {run.model.geometry.hidden_dim},"
         f" {run.parallel}, {run.dtype}, checkpoint {run.plans[0].program.checkpoint}",
-        f"{'rank':>4}  {'tokens':>9}  {'median step':>11}  {'peak memory':>11}",
+        *_rank_lines(run, done),
     ]
-    for rank in done.ranks:
-        tokens = sum(plan.program.owned_tokens(rank.rank) for plan in run.plans)
-        median = format_time(int(statistics.median(rank.step_ns))) if rank.step_ns else "-"
-        peak = "-" if rank.peak_memory_bytes is None else format_bytes(rank.peak_memory_bytes)
-        lines.append(f"{rank.rank:>4}  {tokens:>9,}  {median:>11}  {peak:>11}")
     if first.losses:
-        last = first.first_step + len(first.losses) - 1
-        lines.append(f"loss {first.losses[0]:.6f} at step {first.first_step}, {first.losses[-1]:.6f} at step {last}")
+        shown = {first.first_step: first.losses[0], first.first_step + len(first.losses) - 1: first.losses[-1]}
+        lines.append("loss " + ", ".join(f"{loss:.6f} at step {step}" for step, loss in shown.items()))
     else:
-        lines.append(f"all {first.first_step} steps were done already")
+        lines.append(f"all {count_of(first.first_step, 'step')} done already")
     if run.directory:
         lines.append(f"metrics of every step: {Path(run.directory) / 'metrics.jsonl'}")
     return lines

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from zellige.errors import FileError, FormatError, PreflightError
 from zellige.files import NonNegativeInt, PositiveInt, decode_json, read_text, readable_json, write_text
+from zellige.units import count_of
 
 KEPT_CHECKPOINTS = 2
 """Older ones are removed."""
@@ -76,27 +77,37 @@ def load_state(directory: Path, network: nn.Module, optimizer: torch.optim.Optim
 
     Raises :class:`FileError` where there is none, :class:`PreflightError` where it is of another run.
     """
-    record = read_record(directory)
-    if record is None:
-        raise FileError(
-            "there is no complete checkpoint to resume from", where=str(directory), fix="leave --resume out"
-        )
+    record = require_record(directory)
     if (record.run, record.num_ranks) != (run, dist.get_world_size()):
         raise PreflightError(
             "the checkpoint is of another run",
             where=str(directory),
-            details=(f"it was written by {record.num_ranks} ranks, and there are {dist.get_world_size()}",),
+            details=(f"it was written by {count_of(record.num_ranks, 'rank')}, and there are {dist.get_world_size()}",),
             fix="resume with the plans, model, seed and settings that it was made with",
         )
     path = folder_of(directory, record.steps_done) / f"rank{rank}.pt"
     if not path.exists():
-        raise FileError(f"the checkpoint lacks the part of rank {rank}", where=str(path))
+        raise FileError(
+            f"the checkpoint lacks the part of rank {rank}",
+            where=str(path),
+            fix="a folder that all ranks see; or leave --resume out",
+        )
     state = read_part(path)
     wanted = network.state_dict()
     network.load_state_dict({name: _like(tensor, wanted[name]) for name, tensor in state["network"].items()})
     _load_optimizer(optimizer, state["optimizer"])
     torch.set_rng_state(state["random"])
     return record.steps_done
+
+
+def require_record(directory: Path) -> CheckpointRecord:
+    """The record of the last complete checkpoint; raises :class:`FileError` where there is none."""
+    record = read_record(directory)
+    if record is None:
+        raise FileError(
+            "there is no complete checkpoint to resume from", where=str(directory), fix="leave --resume out"
+        )
+    return record
 
 
 def read_part(path: Path) -> dict[str, Any]:

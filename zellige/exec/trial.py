@@ -19,6 +19,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from zellige.exec.attention import Engine
 from zellige.exec.data import RankBatch, SequenceShape, draw_sample, rank_batch, token_positions
@@ -36,7 +37,10 @@ from zellige.program import Program
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run: ``shapes`` by segment of the program; the first ``warm_ups`` steps are not reported."""
+    """What to run: ``shapes`` by segment of the program; the first ``warm_ups`` steps are not reported.
+
+    ``memory`` counts what tensors need, in the first step that warms up, which takes longer for it.
+    """
 
     program: Program
     model: ModelSpec
@@ -58,11 +62,15 @@ class SpanTime(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of one rank: ``own_ns`` is the rank's own time (CPU time of its thread, or time of its GPU)."""
+    """A step of one rank: ``own_ns`` is the rank's own time (CPU time of its thread, or time of its GPU).
+
+    ``pace_ns`` is what a fixed piece of work took on the rank just before and after, the mean: the machine's speed.
+    """
 
     wall_ns: int
     own_ns: int
     spans: tuple[SpanTime, ...]
+    pace_ns: int = 0
 
     @property
     def outside_ns(self) -> int:
@@ -71,14 +79,10 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The reported steps of one rank; peak memory (beyond the weights) where it was asked for.
-
-    ``pace_ns`` is what a fixed piece of work took on the rank before and after the steps, the mean.
-    """
+    """The reported steps of one rank; peak memory (beyond the weights) where it was asked for."""
 
     rank: int
     steps: tuple[StepTimes, ...]
-    pace_ns: int
     weight_bytes: int
     peak_bytes: int = 0
 
@@ -226,37 +230,63 @@ def run_one_alone(trial: Trial, rank: int, device: torch.device) -> RankTrial:
 
 
 def _steps(trial: Trial, rank: int, ready: RankStep, device: torch.device, meet: Callable[[], object]) -> RankTrial:
-    before, steps = pace(device), []
-    for number in range(trial.warm_ups + trial.repeats):
+    pace, peak = Pace(device), 0
+    for number in range(trial.warm_ups):
         meet()
-        done = ready.timed()
-        if number >= trial.warm_ups:
-            steps.append(done)
-    after = pace(device)
+        if trial.memory and number == 0:
+            peak = ready.memory().peak_bytes
+        else:
+            ready.timed()
+    steps = []
+    for _ in range(trial.repeats):
+        meet()
+        steps.append(pace.around(ready.timed))
     return RankTrial(
         rank=rank,
         steps=tuple(steps),
-        pace_ns=(before + after) // 2,
         weight_bytes=sum(weight.numel() * weight.element_size() for weight in ready.model.parameters()),
-        peak_bytes=ready.memory().peak_bytes if trial.memory else 0,
+        peak_bytes=peak,
     )
 
 
-PACE_SIZE = 384
-PACE_ROUNDS = 24
-"""Products of square matrices that make the reference work: some milliseconds on one core."""
+PACE_TOKENS, PACE_WIDTH, PACE_HEADS, PACE_LENGTH = 1000, 128, 4, 400
+"""The reference work: an MLP of so many tokens twice, and attention of so many three times. Some 10 ms on one core.
+
+It slows down as a step does where a machine's neighbours take cache and memory from it (measured on a shared machine: a
+step's time goes with the 0.98th power of it), which products of small matrices alone do not.
+"""
 
 
-def pace(device: torch.device) -> int:
-    """Nanoseconds of a fixed piece of work: how fast this device is just now."""
-    left = torch.full((PACE_SIZE, PACE_SIZE), 1.0 / PACE_SIZE, device=device)
-    meter = CpuMeter(0) if device.type == "cpu" else EventMeter(0)
-    best = 0
-    for _ in range(3):
-        meter.restart()
-        product = left
-        for _ in range(PACE_ROUNDS):
-            product = left @ product
-        _, own = meter.stop()
-        best = own if not best else min(best, own)
-    return best
+class Pace:
+    """A fixed piece of work that says how fast a device is just now."""
+
+    def __init__(self, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def values(*shape: int) -> Tensor:
+            drawn = torch.randn(shape, generator=generator).to(device)
+            return drawn.div(shape[-1] ** 0.5)
+
+        self._tokens = values(PACE_TOKENS, PACE_WIDTH)
+        self._up, self._down = values(4 * PACE_WIDTH, PACE_WIDTH), values(PACE_WIDTH, 4 * PACE_WIDTH)
+        self._heads = values(1, PACE_HEADS, PACE_LENGTH, PACE_WIDTH // PACE_HEADS)
+        self._meter = CpuMeter(0) if device.type == "cpu" else EventMeter(0)
+        self.now()
+        self._last = self.now()
+
+    def now(self) -> int:
+        """Nanoseconds that the work takes."""
+        self._meter.restart()
+        with torch.no_grad():
+            for _ in range(2):
+                wide = functional.linear(functional.layer_norm(self._tokens, (PACE_WIDTH,)), self._up)
+                functional.linear(functional.gelu(wide, approximate="tanh"), self._down)
+            for _ in range(3):
+                functional.scaled_dot_product_attention(self._heads, self._heads, self._heads)
+        return self._meter.stop()[1]
+
+    def around(self, step: Callable[[], StepTimes]) -> StepTimes:
+        """A step, with the pace before it (which is that behind the step before) and behind it."""
+        done, before = step(), self._last
+        self._last = self.now()
+        return msgspec.structs.replace(done, pace_ns=(before + self._last) // 2)

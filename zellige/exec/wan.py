@@ -32,14 +32,10 @@ _BLOCK_PARTS = ("norm1", "attn1", "attn2", "norm2", "ffn", "norm3", "scale_shift
 _ATTENTION_PARTS = ("to_q", "to_k", "to_v", "to_out", "norm_q", "norm_k", "heads")
 
 
-def make_wan(model: ModelSpec) -> nn.Module:
-    """A ``WanTransformer3DModel`` of a catalog model's geometry, with random weights.
-
-    Raises :class:`MissingExtraError` without diffusers, or for another release or family.
-    """
+def require_wan(model: ModelSpec) -> None:
+    """Raise :class:`MissingExtraError` without diffusers or for another release, :class:`KernelError` for no Wan."""
     try:
         import diffusers
-        from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
     except ModuleNotFoundError:
         raise MissingExtraError("a Wan model needs diffusers", fix="pip install 'zellige[wan]'") from None
     if diffusers.__version__.rpartition(".")[0] != SUPPORTED:
@@ -47,9 +43,20 @@ def make_wan(model: ModelSpec) -> nn.Module:
             f"the Wan adapter follows diffusers {SUPPORTED}, and {diffusers.__version__} is installed",
             fix=f"pip install 'diffusers>={SUPPORTED}.0,<{SUPPORTED}.99'",
         )
-    geometry, latent = model.geometry, model.latent
+    geometry = model.geometry
     if model.text.attention != "cross" or geometry.num_kv_heads != geometry.num_heads:
         raise KernelError(f"{model.name} is not of Wan's kind", fix="--network dit runs every catalog model")
+
+
+def make_wan(model: ModelSpec) -> nn.Module:
+    """A ``WanTransformer3DModel`` of a catalog model's geometry, with random weights.
+
+    Raises as :func:`require_wan`.
+    """
+    require_wan(model)
+    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+
+    geometry, latent = model.geometry, model.latent
     made: nn.Module = WanTransformer3DModel(
         patch_size=(latent.patch_t, latent.patch_h, latent.patch_w),
         num_attention_heads=geometry.num_heads,

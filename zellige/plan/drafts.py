@@ -11,7 +11,8 @@ from zellige.plan.free import Chosen, FreeSearch, front, place_freely
 from zellige.plan.improve import PARTNERS, improve
 from zellige.plan.packing import Ranks, Split, pack, split_in
 from zellige.plan.refine import refine
-from zellige.plan.search import NEVER, Anchor, Budget, Found, Order, Sand, Search, place
+from zellige.plan.search import Anchor, Budget, Found, Order, Sand, Search, place
+from zellige.plan.search_kernel import NEVER
 from zellige.plan.task import (
     BLOCKS,
     FREE,
@@ -28,7 +29,7 @@ from zellige.plan.task import (
 from zellige.problem import Rung
 from zellige.units import ceil_div
 
-RUN_NODES = 30
+RUN_NODES = 1000
 """Nodes of one target's search, and as many again for each anchor's two."""
 
 POD_NODES = 60

@@ -8,17 +8,26 @@ the target. The search is no proof; its certificate is the bound for any rank se
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from zellige.plan.blocks import Block
-from zellige.plan.search import FINEST, NEVER
+from zellige.plan.compiled import LARGEST, is_compiled
+from zellige.plan.search import FINEST
+from zellige.plan.search_kernel import NEVER
 from zellige.problem import Rung
 from zellige.units import ceil_div
 
 ROOMIER = (9, 7)
 """Targets tried one after another where none is known: the bound, and 2**-9 of it (0.2 %) and 2**-7 more."""
 
+FREE_NODES = 300
+"""Nodes of one target's search; most searches that succeed go straight down, and few that need more ever do."""
+
 COARSE = 9
 """Targets are told apart down to 2**-9 (0.2 %) of them; fillers and the local search do the rest."""
+
+if TYPE_CHECKING:
+    from zellige.plan.free_arrays import FreeArrays
 
 Chosen = tuple[tuple[Rung, Block], ...]
 
@@ -42,6 +51,7 @@ class FreeSearch:
         self.left = self.target = 0
         self.rest: list[int] = []
         self.failed: set[tuple[object, ...]] = set()
+        self.arrays: FreeArrays | None = None
 
     @property
     def least(self) -> int:
@@ -50,7 +60,7 @@ class FreeSearch:
 
     def run(self, target: int) -> Chosen | None:
         """A placement with no rank above the target, or None where none was found within the limit of nodes."""
-        self.target, self.left = target, 4 * len(self.fronts) // 3 + 8
+        self.target, self.left = target, FREE_NODES
         self.failed.clear()
         self.path.clear()
         self.rest = [0]
@@ -60,9 +70,21 @@ class FreeSearch:
                 return None
             self.rest.append(self.rest[-1] + least)
         self.rest.reverse()
-        if not self._descend(0, self.num_ranks * target - self.work, self.empty):
+        budget = self.num_ranks * target - self.work
+        if is_compiled() and max(2 * target, self.num_ranks * target, self.rest[0]) < LARGEST:
+            return self._run_compiled(target, budget)
+        if not self._descend(0, budget, self.empty):
             return None
         return tuple((rung, Block(ranks, (), ())) for rung, ranks in self.path)
+
+    def _run_compiled(self, target: int, budget: int) -> Chosen | None:
+        """:meth:`_descend` in compiled loops."""
+        from zellige.plan.free_arrays import FreeArrays
+
+        if self.arrays is None:
+            self.arrays = FreeArrays(self.num_ranks // self.per_node, self.per_node, self.fronts, FREE_NODES)
+        found = self.arrays.run(target, budget, self.rest)
+        return None if found is None else tuple((rung, Block(ranks, (), ())) for rung, ranks in found)
 
     def _descend(self, index: int, budget: int, nodes: list[Node]) -> bool:
         """Place the anchors from ``index`` on with so much work left; on success they are on the path."""

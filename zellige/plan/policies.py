@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import time
 from collections.abc import Callable
 
@@ -13,22 +14,24 @@ from zellige.errors import UnknownNameError
 from zellige.placement import Engine, Plan, Problem
 from zellige.plan.adaptive_load import plan_adaptive_load
 from zellige.plan.baselines import plan_dp, plan_static, plan_usp
-from zellige.plan.bytescale import plan_bytescale_hdp
-from zellige.plan.dcp import plan_dcp
 from zellige.plan.deal import by_bucket, deal
-from zellige.plan.disjoint import plan_disjoint
-from zellige.plan.fcp import plan_fcp
-from zellige.plan.flexsp import plan_flexsp, plan_flexsp_16
-from zellige.plan.hotspa import plan_hotspa
-from zellige.plan.hydraulis import plan_hydraulis
-from zellige.plan.joint import plan_joint, plan_joint_naive
 from zellige.plan.karmarkar_karp import plan_dp_kk
-from zellige.plan.knapformer import plan_knapformer, plan_knapformer_best, plan_knapformer_oracle
-from zellige.plan.loongtrain import plan_loongtrain_2d
-from zellige.plan.megatron_hybrid_cp import plan_megatron_hybrid_cp
-from zellige.plan.portfolio import plan_portfolio
-from zellige.plan.two_stage import plan_zellige_paper
-from zellige.plan.zellige import plan_zellige
+
+
+class Later(msgspec.Struct, frozen=True):
+    """A planner of a module of this room that is imported on first use: OR-Tools and numpy take a second to load."""
+
+    module: str
+    name: str
+
+    def load(self) -> Callable[[Problem], Plan]:
+        """The planner itself."""
+        planner: Callable[[Problem], Plan] = getattr(importlib.import_module(f"zellige.plan.{self.module}"), self.name)
+        return planner
+
+    def __call__(self, problem: Problem) -> Plan:
+        """Plan with it."""
+        return self.load()(problem)
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -51,41 +54,85 @@ POLICIES: dict[str, Policy] = {
     "usp": Policy(plan_usp, "per_sequence", "every sequence on all ranks, Ulysses x ring, one by one"),
     "static": Policy(plan_static, "per_sequence", "the best group size and split for the batch, sequences one by one"),
     "static-coalesced": Policy(plan_static, "coalesced", "the best group size and split, under the coalesced engine"),
-    "knapformer": Policy(plan_knapformer, "group", "fixed disjoint bags, packed Ulysses in each (the set-up's bags)"),
-    "knapformer-best": Policy(plan_knapformer_best, "group", "the best bags, the same for all batches of the run"),
-    "knapformer-oracle": Policy(plan_knapformer_oracle, "group", "the best bags for this very batch"),
+    "knapformer": Policy(
+        Later("knapformer", "plan_knapformer"),
+        "group",
+        "fixed disjoint bags, packed Ulysses in each (the set-up's bags)",
+    ),
+    "knapformer-best": Policy(
+        Later("knapformer", "plan_knapformer_best"), "group", "the best bags, the same for all batches of the run"
+    ),
+    "knapformer-oracle": Policy(
+        Later("knapformer", "plan_knapformer_oracle"), "group", "the best bags for this very batch"
+    ),
     "zellige": Policy(
-        plan_zellige, "coalesced", "search over aligned blocks with divisible fillers, certified, in milliseconds", True
+        Later("zellige", "plan_zellige"),
+        "coalesced",
+        "search over aligned blocks with divisible fillers, certified, in milliseconds",
+        True,
     ),
     "zellige-paper": Policy(
-        plan_zellige_paper, "group", "catalog cut, anchors by CP-SAT, greedy fillers, with the paper's engine", True
+        Later("two_stage", "plan_zellige_paper"),
+        "group",
+        "catalog cut, anchors by CP-SAT, greedy fillers, with the paper's engine",
+        True,
     ),
     "zellige-paper-coalesced": Policy(
-        plan_zellige_paper, "coalesced", "the same planner, priced under the coalesced engine", True
+        Later("two_stage", "plan_zellige_paper"),
+        "coalesced",
+        "the same planner, priced under the coalesced engine",
+        True,
     ),
     "portfolio": Policy(
-        plan_portfolio, "coalesced", "the best of zellige-paper, everything split, static and dp, coalesced", True
+        Later("portfolio", "plan_portfolio"),
+        "coalesced",
+        "the best of zellige-paper, everything split, static and dp, coalesced",
+        True,
     ),
-    "disjoint": Policy(plan_disjoint, "group", "the best disjoint groups for this very batch, by CP-SAT"),
+    "disjoint": Policy(
+        Later("disjoint", "plan_disjoint"), "group", "the best disjoint groups for this very batch, by CP-SAT"
+    ),
     "joint": Policy(
-        plan_joint, "group", "all sequences at once by CP-SAT, counted: the reference (seconds to a minute)", True
+        Later("joint", "plan_joint"),
+        "group",
+        "all sequences at once by CP-SAT, counted: the reference (seconds to a minute)",
+        True,
     ),
     "joint-naive": Policy(
-        plan_joint_naive, "group", "the same, one binary a sequence, option and rank set (often no plan)", True
+        Later("joint", "plan_joint_naive"),
+        "group",
+        "the same, one binary a sequence, option and rank set (often no plan)",
+        True,
     ),
-    "flexsp": Policy(plan_flexsp, "group", "FlexSP: unequal power-of-two groups by a mixed-integer programme"),
-    "flexsp-16": Policy(plan_flexsp_16, "group", "FlexSP with lengths rounded up to 16 buckets"),
-    "fcp": Policy(plan_fcp, "group", "FCP-like: groups of any degree by dynamic programming"),
+    "flexsp": Policy(
+        Later("flexsp", "plan_flexsp"), "group", "FlexSP: unequal power-of-two groups by a mixed-integer programme"
+    ),
+    "flexsp-16": Policy(Later("flexsp", "plan_flexsp_16"), "group", "FlexSP with lengths rounded up to 16 buckets"),
+    "fcp": Policy(Later("fcp", "plan_fcp"), "group", "FCP-like: groups of any degree by dynamic programming"),
     "megatron-hybrid-cp": Policy(
-        plan_megatron_hybrid_cp, "per_sequence", "Megatron's hybrid context parallelism: micro-steps with barriers"
+        Later("megatron_hybrid_cp", "plan_megatron_hybrid_cp"),
+        "per_sequence",
+        "Megatron's hybrid context parallelism: micro-steps with barriers",
     ),
     "bytescale-hdp": Policy(
-        plan_bytescale_hdp, "per_sequence", "ByteScale: the fewest ranks a sequence needs, on the least loaded"
+        Later("bytescale", "plan_bytescale_hdp"),
+        "per_sequence",
+        "ByteScale: the fewest ranks a sequence needs, on the least loaded",
     ),
-    "hydraulis": Policy(plan_hydraulis, "group", "Hydraulis, stage 1: the best of 100 greedy trials on mixed groups"),
-    "hotspa": Policy(plan_hotspa, "group", "HotSPa: lengths one after another, each under its own equal groups"),
-    "dcp": Policy(plan_dcp, "coalesced", "DCP-like: blocks placed by hypergraph partitioning (extra dcp)"),
-    "loongtrain-2d": Policy(plan_loongtrain_2d, "per_sequence", "LoongTrain: head x context parallel on all ranks"),
+    "hydraulis": Policy(
+        Later("hydraulis", "plan_hydraulis"),
+        "group",
+        "Hydraulis, stage 1: the best of 100 greedy trials on mixed groups",
+    ),
+    "hotspa": Policy(
+        Later("hotspa", "plan_hotspa"), "group", "HotSPa: lengths one after another, each under its own equal groups"
+    ),
+    "dcp": Policy(
+        Later("dcp", "plan_dcp"), "coalesced", "DCP-like: blocks placed by hypergraph partitioning (extra dcp)"
+    ),
+    "loongtrain-2d": Policy(
+        Later("loongtrain", "plan_loongtrain_2d"), "per_sequence", "LoongTrain: head x context parallel on all ranks"
+    ),
 }
 
 
@@ -98,6 +145,8 @@ def plan_batch(problem: Problem, policy: str, engine: Engine | None = None) -> P
     engine = engine or entry.engine
     posed = by_bucket(problem if problem.engine == engine else dataclasses.replace(problem, engine=engine))
     posed.prepare()
+    if isinstance(entry.plan, Later):
+        entry.plan.load()
     started = time.perf_counter_ns()
     plan = entry.plan(posed)
     elapsed = time.perf_counter_ns() - started

@@ -8,23 +8,15 @@ the slowest is fastest, then the one that adds the least work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from itertools import accumulate
 
-from zellige.plan.packing import Ranks, Split
+from zellige.plan import refine_kernel
+from zellige.plan.compiled import compiled
+from zellige.plan.layout import int_array, zeros
+from zellige.plan.packing import Ranks, Split, as_arrays, as_rows
+from zellige.plan.refine_kernel import Held, Limits, Table, Ways
+from zellige.plan.search_kernel import Ints
 from zellige.problem import Rung
-
-Loads = Sequence[tuple[int, int]]
-"""(time, rank) of a node's ranks, ascending."""
-
-
-class Step(NamedTuple):
-    """What leaves the slowest rank, and how it runs then; ``peak`` is the slowest of its new ranks."""
-
-    reached: int
-    added: int
-    peak: int
-    old: Split
-    new: Split
 
 
 def refine(
@@ -41,74 +33,79 @@ def refine(
     """Take time off the slowest rank until it is within ``goal``, no step helps, or ``limit`` steps are made.
 
     ``alone`` is how the whole ones run, ``rungs`` are the ways that sequences may run, those of least work first.
-    Changes ``ranks``, ``split`` and ``whole`` (counts by bucket and rank).
+    Changes ``ranks``, ``split`` and ``whole`` (counts by bucket and rank). Of ways of a bucket under one rung, the last
+    on the slowest rank is tried.
     """
-    for _ in range(limit):
-        slowest = max(range(len(ranks.time)), key=ranks.time.__getitem__)
-        if ranks.time[slowest] <= goal:
-            return
-        held = {(way.bucket, id(way.rung)): way for way in split if slowest in way.ranks}
-        for bucket, counts in whole.items():
-            if counts[slowest]:
-                held[bucket, 1] = Split(bucket, alone[bucket], (slowest,))
-        least = max(goal, *(time for rank, time in enumerate(ranks.time) if rank != slowest))
-        best: Step | None = None
-        for way in held.values():
-            step = _best_step(ranks, way, rungs[way.bucket], per_node, room, slowest, least)
-            if step is not None and (best is None or step[:3] < best[:3]):
-                best = step
-        if best is None:
-            return
-        _apply(ranks, split, whole, best)
-
-
-def _best_step(
-    ranks: Ranks, old: Split, rungs: Sequence[Rung], per_node: int, room: int, slowest: int, least: int
-) -> Step | None:
-    time, limit = ranks.time[:], ranks.time[slowest]
-    for rank in old.ranks:
-        time[rank] -= old.rung.time
-    nodes = [
-        sorted([(time[rank], rank) for rank in range(first, first + per_node)])
-        for first in range(0, len(time), per_node)
-    ]
-    best: Step | None = None
-    for rung in rungs:
-        width = rung.degree // rung.nodes
-        if rung.nodes == 1:
-            chosen = [min(nodes, key=lambda node: node[width - 1])]
-        else:
-            chosen = sorted(nodes, key=lambda node: node[width - 1])[: rung.nodes]
-        peak = max([node[width - 1][0] for node in chosen]) + rung.time
-        if peak >= limit:
-            continue
-        entry = max(peak, least), rung.work - old.rung.work, peak
-        if best is None or entry < best[:3]:
-            taken = tuple(sorted([rank for node in chosen for _, rank in node[:width]]))
-            if _has_room(ranks, old, rung, taken, room):
-                best = Step(*entry, old, Split(old.bucket, rung, taken))
-    return best
-
-
-def _has_room(ranks: Ranks, old: Split, rung: Rung, taken: Sequence[int], room: int) -> bool:
-    for rank in taken:
-        kept = ranks.kept[rank] - (old.rung.kept if rank in old.ranks else 0)
-        if kept + rung.kept + max(ranks.live[rank], rung.live) > room:
-            return False
-    return True
-
-
-def _apply(ranks: Ranks, split: list[Split], whole: Mapping[str, list[int]], step: Step) -> None:
-    """Largest live segments are not lowered when their sequence leaves, so that memory is never under-counted."""
-    for rank in step.old.ranks:
-        ranks.time[rank] -= step.old.rung.time
-        ranks.kept[rank] -= step.old.rung.kept
-    if step.old.rung.degree == 1:
-        whole[step.old.bucket][step.old.ranks[0]] -= 1
+    if max(ranks.time) <= goal:
+        return
+    book = _Book([*whole, *(name for name in rungs if name not in whole)], rungs)
+    alone_places = [book.place(name, alone[name]) for name in whole]
+    ways, table, limits = book.ways(split), book.table(alone_places), Limits(room, goal, limit)
+    spare = Ways(limit, limit, limit, limit, limit * max(table.degree))
+    counts, order = list(whole.values()), list(range(len(ranks.time)))
+    if not ranks.may_compile(room, goal, *table.work, *table.kept, *table.live):
+        ways = Ways(*(each + [0] * more for each, more in zip(ways, spare, strict=True)))
+        held = Held(ranks.loads, table, ways, counts, order, order[:], [0] * len(table.work), per_node)
+        number = refine_kernel.refine(held, len(split), limits)
     else:
-        split.remove(step.old)
-    ranks.add(step.new.ranks, step.new.rung)
-    if step.new.rung.degree == 1:
-        whole[step.new.bucket][step.new.ranks[0]] += 1
-    else:
-        split.append(step.new)
+        rows, order, tried = as_rows(counts, len(order)), int_array(order), zeros(len(table.work))
+        ways = Ways(*(_extended(each, more) for each, more in zip(ways, spare, strict=True)))
+        held = Held(as_arrays(ranks.loads), as_arrays(table), ways, rows, order, order.copy(), tried, per_node)
+        number = compiled(refine_kernel.__name__, "refine")(held, len(split), limits)
+        ranks.take(held.loads)
+        for row, changed in zip(counts, rows.tolist(), strict=True):
+            row[:] = changed
+    split[:] = book.listed(ways, split, number)
+
+
+def _extended(values: list[int], more: int) -> Ints:
+    """An array of some values and as many zeros as are told."""
+    extended = zeros(len(values) + more)
+    extended[: len(values)] = values
+    return extended
+
+
+class _Book:
+    """Rungs of buckets by number, for the kernel; :class:`zellige.plan.refine_kernel.Table` says how."""
+
+    def __init__(self, names: Sequence[str], rungs: Mapping[str, Sequence[Rung]]) -> None:
+        self.names, self.numbers = names, {name: number for number, name in enumerate(names)}
+        self.rungs = [rung for name in names for rung in rungs[name]]
+        self.last = list(accumulate([len(rungs[name]) for name in names]))
+        self.places: dict[tuple[str, int], int] = {}
+
+    def place(self, name: str, rung: Rung) -> int:
+        """Where a bucket's rung stands; one that its sequences may not go to stands behind all others."""
+        key, number = (name, id(rung)), self.numbers[name]
+        if key not in self.places:
+            span = range(self.last[number - 1] if number else 0, self.last[number])
+            self.places[key] = next((place for place in span if self.rungs[place] is rung), len(self.rungs))
+            if self.places[key] == len(self.rungs):
+                self.rungs.append(rung)
+        return self.places[key]
+
+    def table(self, alone: list[int]) -> Table:
+        """The rungs' figures."""
+        work, time, degree, nodes, kept, live, _ = map(list, zip(*self.rungs, strict=True))
+        return Table(work, time, degree, nodes, kept, live, [0, *self.last[:-1]], self.last, alone)
+
+    def ways(self, split: Sequence[Split]) -> Ways:
+        """Split sequences' figures."""
+        return Ways(
+            bucket=[0, *[self.numbers[way.bucket] for way in split]],
+            rung=[0, *[self.place(way.bucket, way.rung) for way in split]],
+            first=[0, *accumulate([len(way.ranks) for way in split], initial=1)],
+            listed=list(range(1, len(split) + 1)),
+            ranks=[0, *[rank for way in split for rank in way.ranks]],
+        )
+
+    def listed(self, ways: Ways, before: Sequence[Split], number: int) -> list[Split]:
+        """What is split in the end."""
+        found = []
+        for way in ways.listed[:number]:
+            if way <= len(before):
+                found.append(before[way - 1])
+            else:
+                where = tuple(map(int, ways.ranks[ways.first[way] : ways.first[way + 1]]))
+                found.append(Split(self.names[ways.bucket[way]], self.rungs[ways.rung[way]], where))
+        return found

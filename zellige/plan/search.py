@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from zellige.plan.blocks import Block, Pod
+from zellige.plan.compiled import LARGEST, is_compiled
+from zellige.plan.search_kernel import FINE, NEVER, Frame
 from zellige.problem import Rung
 from zellige.units import ceil_div
 
+if TYPE_CHECKING:
+    from zellige.plan.search_arrays import Arrays
+
 FINEST = 10
 """Targets are told apart down to 2**-10 of them (0.1 %)."""
-
-NEVER = 2**62
 
 MAX_GIANTS = 4
 """So many of the anchors that must be split have all arrangements tried, each with a quota of nodes for the rest."""
@@ -101,6 +104,7 @@ class Search:
         self.rest: list[int] = []
         self.waiting = self._weigh_waiting()
         self.failed: set[tuple[int, ...]] = set()
+        self.arrays: Arrays | None = None
 
     def run(self, target: int, limit: int) -> bool:
         """Whether a placement is found below a target; ``cut`` says that the node limit came first."""
@@ -126,7 +130,39 @@ class Search:
         if self.rest[0] > self.budget:
             self.next_target = min(self.next_target, ceil_div(self.rest[0] + self.sand.work, self.pod.num_ranks))
             return False
-        return self._descend(0, 0)
+        return self._run_compiled(limit) if self._may_compile() else self._descend(0, 0)
+
+    def _may_compile(self) -> bool:
+        """Whether compiled loops are wanted and no figure is too large for them."""
+        longest = max(self.target, self.room)
+        coins = self.pod.num_ranks * longest * max(PER_DENSITY, *self.densities, 0)
+        return is_compiled() and max(longest << FINE, coins, *self.waiting[0], 0) < LARGEST
+
+    def _arrays(self) -> Arrays:
+        """The search's figures for compiled loops."""
+        from zellige.plan.search_arrays import Arrays
+
+        if self.arrays is None:
+            fronts = [anchor.rungs for anchor in self.anchors]
+            self.arrays = Arrays(self.pod, fronts, self.waiting, self.densities)
+        return self.arrays
+
+    def _put_all(self, placed: Iterable[tuple[Rung, Block]]) -> None:
+        for rung, block in placed:
+            self._put(rung, block)
+
+    def _run_compiled(self, limit: int) -> bool:
+        """:meth:`_descend` in compiled loops."""
+        frame = Frame(
+            target=self.target, limit=limit, giants=self.giants, sand_work=self.sand.work, budget=self.budget,
+            room=self.room, tight=self.order.tight, binds=self.binds, per_density=PER_DENSITY,
+        )  # fmt: skip
+        found, nodes, next_target, cut = self._arrays().run(frame, self.rest)
+        self.nodes += nodes
+        self.next_target, self.cut = min(self.next_target, next_target), cut
+        if found:
+            self._put_all(self._arrays().placed())
+        return found
 
     def _descend(self, index: int, work: int) -> bool:
         """Place the anchors from ``index`` on; on success they stay placed."""
@@ -185,7 +221,8 @@ class Search:
             if not self.binds:
                 found.append((-highest if self.order.tight else highest, number, block))
             elif (fullest := self._fullest(block, rung)) <= self.room:
-                found.append((max((highest + time) * self.room, fullest * self.target), number, block))
+                shares = ((highest + time) << FINE) // self.target, (fullest << FINE) // self.room
+                found.append((max(shares), number, block))
             else:
                 self.next_target = min(self.next_target, self.target + 1)
         self.next_target = min(self.next_target, nearest + time)
@@ -264,8 +301,24 @@ class Search:
     def greedy(self, start: int) -> int | None:
         """Place the anchors one by one so that the slowest rank and the mean stay least; what they reach, or None where
         memory stops it. They stay placed on success."""
-        num_ranks, work, reached = self.pod.num_ranks, self.sand.work, start
-        work += sum(anchor.rungs[0].work for anchor in self.anchors)
+        work = self.sand.work + sum(anchor.rungs[0].work for anchor in self.anchors)
+        if is_compiled() and max(work, start, self.room) < LARGEST:
+            settled = self._arrays().settle(start, work, self.room)
+            if settled >= 0:
+                self._put_all(self._arrays().placed())
+        else:
+            settled = self._settle(start, work)
+        if settled < 0:
+            return None
+        self.target = settled
+        if self.binds and not self._has_capacity(self.sand.credits):
+            self.take()
+            return None
+        return settled
+
+    def _settle(self, reached: int, work: int) -> int:
+        """What the anchors reach one by one, or -1 where one has no room; they stay placed on success."""
+        num_ranks = self.pod.num_ranks
         for anchor in self.anchors:
             work -= anchor.rungs[0].work
             best: tuple[int, int, int, Rung, Block] | None = None
@@ -280,14 +333,10 @@ class Search:
                         best = *entry, rung, block
             if best is None:
                 self.take()
-                return None
+                return -1
             reached = best[0]
             work += best[1]
             self._put(best[3], best[4])
-        self.target = reached
-        if self.binds and not self._has_capacity(self.sand.credits):
-            self.take()
-            return None
         return reached
 
     def take(self) -> tuple[tuple[Rung, Block], ...]:

@@ -11,7 +11,7 @@ from zellige.plan.packing import Filler, Split
 from zellige.plan.search import PER_DENSITY, Anchor, Budget, Sand, credit
 from zellige.problem import Problem, Rung
 
-ONE_POD = 32
+ONE_POD = 64
 """Up to this many ranks are searched as one; clusters beyond are cut into pods."""
 
 MAX_DENSITIES = 5

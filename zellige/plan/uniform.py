@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zellige.plan.packing import Ranks, Split, pour
+from zellige.plan.packing import Filler, Ranks, Split, pour_all
 from zellige.problem import Problem, Rung
 from zellige.units import ceil_div
 
@@ -28,15 +28,13 @@ def uniform_degrees(problem: Problem) -> Iterator[tuple[int, int, dict[str, Rung
 
 def fill_groups(problem: Problem, degree: int, rungs: dict[str, Rung]) -> tuple[dict[str, list[int]], Ranks]:
     """Sequences by decreasing time to the least loaded group: how many of each bucket, and the ranks' loads."""
-    num_groups = problem.cluster.num_ranks // degree
-    ranks = Ranks(problem.cluster.num_ranks)
-    counts = {}
-    for bucket, count in sorted(problem.counts.items(), key=lambda item: (-rungs[item[0].name].time, item[0])):
-        rung = rungs[bucket.name]
-        counts[bucket.name] = pour(ranks.time[::degree], rung.time, count)
-        for index in range(num_groups):
-            ranks.add(group_ranks(degree, index), rung, counts[bucket.name][index])
-    return counts, ranks
+    groups = Ranks(problem.cluster.num_ranks // degree)
+    ordered = sorted(problem.counts.items(), key=lambda item: (-rungs[item[0].name].time, item[0]))
+    fillers = [Filler(bucket.name, rungs[bucket.name], (), count) for bucket, count in ordered]
+    counts = pour_all(groups, fillers)
+    ranks = Ranks(0)
+    ranks.time, ranks.kept, ranks.live = ([load for load in loads for _ in range(degree)] for loads in groups.loads)
+    return {filler.bucket: placed for filler, placed in zip(fillers, counts, strict=True)}, ranks
 
 
 def group_ranks(degree: int, index: int) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ import msgspec
 from zellige.errors import InternalError, ZelligeError
 from zellige.placement import Engine, Plan, Problem
 from zellige.plan.cache import PlanCache
+from zellige.plan.compiled import prefer_compiled
 from zellige.plan.micro_steps import plan_one_step
 from zellige.plan.policies import find_policy
 from zellige.workload import Batch
@@ -87,7 +88,10 @@ def command() -> list[str]:
 
 
 def main(parent: int) -> None:
-    """Plan what comes in until nothing does, or until ``parent`` is no longer the parent's process id."""
+    """Plan what comes in until nothing does, or until ``parent`` is no longer the parent's process id.
+
+    From the second plan on in compiled loops, where there are any: the first does not wait until they are loaded.
+    """
     source, sink = _own_streams()
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(source, requests), daemon=True).start()
@@ -103,6 +107,7 @@ def main(parent: int) -> None:
         with contextlib.suppress(BrokenPipeError):
             sink.write(msgspec.json.encode(answer) + b"\n")
             sink.flush()
+        prefer_compiled()
 
 
 def _pose(request: Request, setting: Problem | None) -> Problem:

@@ -11,11 +11,13 @@ from zellige.plan.blocks import shapes_of
 from zellige.plan.bounds import best_bound, least_time
 from zellige.plan.chain import chain_ns
 from zellige.plan.drafts import CLOSE, draft, draft_freely, faster, floored, polish
-from zellige.plan.search import NEVER, Budget
+from zellige.plan.search import Budget
+from zellige.plan.search_kernel import NEVER
 from zellige.plan.task import ONE_POD, Draft, Floors, Task, block_choices, make_task, whole_rung
 from zellige.plan.uniform import fill_groups, group_ways, uniform_degrees
 from zellige.problem import Rung
 from zellige.shards import WHOLE, ParallelConfig
+from zellige.trace import no_collection
 
 SHARES = (5, 20, 50, 100)
 """Fillers longer than this part of the bound become anchors, round by round (a fifth, 5 %, 2 %, 1 %)."""
@@ -26,7 +28,7 @@ MAX_ANCHORS = 40
 GOOD = 9
 """A draft within 2**-9 (0.2 %) of what its anchors reached, or of its bound, ends the rounds of the cut."""
 
-NODES = 900
+NODES = 6000
 """Nodes that the searches over aligned blocks visit together, for a family; they bound its planning time."""
 
 ATTEMPTS = (
@@ -56,6 +58,7 @@ class Family(NamedTuple):
     calls: int
 
 
+@no_collection()
 def plan_zellige(problem: Problem) -> Plan:
     """The best of the drafts and of uniform groups, certified.
 
@@ -86,6 +89,7 @@ def plan_zellige(problem: Problem) -> Plan:
         blocks_bound_ns=blocks_bound,
         solver=Solver(name="aligned search", status="heuristic"),
         notes=(chosen.origin,),
+        ways=_ways(chosen),
     )
 
 
@@ -162,7 +166,7 @@ def _calls(problem: Problem, rounds: int) -> int:
 
 def _families(problem: Problem) -> list[Family]:
     """Families of plans that differ in the calls that the engine adds, by increasing limit: the widest, and those
-    below it that may take less."""
+    below it that may take less (all, where memory may keep them from what their work allows)."""
     coalesced, num_ranks = problem.engine == "coalesced", problem.cluster.num_ranks
     counts = [(bucket.name, count) for bucket, count in problem.counts.items()]
 
@@ -171,13 +175,14 @@ def _families(problem: Problem) -> list[Family]:
         return least_time(fronts, num_ranks) if all(front for _, front in fronts) else NEVER
 
     widest = problem.ring_limits[-1]
+    binds = _memory_may_bind(problem, problem.rungs_within[widest])
     below = least(widest)
     if below >= NEVER:
         return []
     families: list[Family] = []
     for limit in [0, *problem.ring_limits[:-1]] if coalesced else []:
         fewest = _calls(problem, _fewest_rounds(limit))
-        if families and below + fewest >= min(family.least + family.fewest_calls for family in families):
+        if not binds and families and below + fewest >= min(family.least + family.fewest_calls for family in families):
             break
         reached = least(limit)
         if reached < NEVER:
@@ -268,7 +273,7 @@ def _adapt(task: Task, before: Attempt, shares: tuple[int, ...]) -> Attempt:
     """Drafts with more and more fillers as anchors, until one comes close to what its anchors allow."""
     in_pods = task.problem.engine == "coalesced" and task.problem.cluster.num_ranks > ONE_POD
     near = task.start + (task.start >> (FAIR if in_pods else NEAR))
-    drafts, binds = list(before.drafts), before.binds or (_memory_binds(task) and not in_pods)
+    drafts, binds = list(before.drafts), before.binds or (_memory_may_bind(task.problem, task.rungs) and not in_pods)
     lower = task.start
     seen: list[dict[str, int]] = []
     for share in shares[1:] if binds else shares:
@@ -290,13 +295,13 @@ def _adapt(task: Task, before: Attempt, shares: tuple[int, ...]) -> Attempt:
     return Attempt(drafts, min(before.lower, lower), binds)
 
 
-def _memory_binds(task: Task) -> bool:
+def _memory_may_bind(problem: Problem, rungs: dict[str, tuple[Rung, ...]]) -> bool:
     """Whether sequences at their least work fill more than 60 % of the memory."""
-    needed = sum(
-        number * (task.rungs[name][0].kept + task.rungs[name][0].live) * task.rungs[name][0].degree
-        for name, number in task.numbers.items()
-    )
-    return 5 * needed > 3 * task.problem.cluster.num_ranks * task.problem.memory.room_bytes
+    needed = 0
+    for bucket, count in problem.counts.items():
+        for rung in rungs[bucket.name][:1]:
+            needed += count * (rung.kept + rung.live) * rung.degree
+    return 5 * needed > 3 * problem.cluster.num_ranks * problem.memory.room_bytes
 
 
 def _anchors(task: Task, share: int) -> dict[str, int]:
@@ -340,6 +345,20 @@ def _placements(problem: Problem, found: Draft) -> Iterator[Placement]:
             )
         config, ranks = next(same[1])
         yield Placement(sequence=sequence.id, bucket=same[0], config=config, ranks=ranks)
+
+
+def _ways(found: Draft) -> dict[tuple[str, ParallelConfig, tuple[int, ...]], int]:
+    """How many sequences of the draft share each way to run."""
+    ways: dict[tuple[str, ParallelConfig, tuple[int, ...]], int] = {}
+    for bucket, rung, ranks in found.split:
+        way = (bucket, rung.option.config, ranks)
+        ways[way] = ways.get(way, 0) + 1
+    for bucket, counts in found.whole.items():
+        for rank, count in enumerate(counts):
+            if count:
+                way = (bucket, WHOLE, (rank,))
+                ways[way] = ways.get(way, 0) + count
+    return ways
 
 
 def _blocks_bound(families: list[Family], lowers: dict[int, int]) -> int:

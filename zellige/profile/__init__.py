@@ -1,4 +1,4 @@
-"""Prices measured where the user stands. So far: what measuring them would take."""
+"""Prices measured where the user stands, and what measuring them would take."""
 
 from zellige.profile.estimate import ProfileEstimate, estimate_profile
 

@@ -1,6 +1,7 @@
 """What is measured, in which order: probes are small programs of one bucket under one split, run on one rank alone.
 
-A budget of time cuts the list; what is left out is fitted.
+A budget of time cuts the list; what is left out is fitted. It never cuts the **core**, a dozen of probes that every law
+can be fitted from.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from zellige.shards import WHOLE, ParallelConfig, owned_range
 from zellige.workload import Bucket
 
 MOST_COPIES = 16
+"""Sequences of a bucket in a probe, at most."""
+
 LEAST_SPLITS = 18
 """Probes of splits, at least, where a cluster has few of them."""
 
@@ -28,18 +31,21 @@ PROBE_LAYERS = 2
 class Probe(msgspec.Struct, frozen=True):
     """``count`` sequences of a bucket under one configuration, on as many ranks as it splits into.
 
-    ``beside`` more of them are whole on the measured rank, as a plan would fill the waits of a split.
+    ``beside`` more of them are whole on the measured rank, as a plan would fill the waits of a split. Of ``layers`` a
+    step runs as many as the model has.
     """
 
     bucket: Bucket
     config: ParallelConfig
     count: int = 1
     beside: int = 0
+    layers: int = PROBE_LAYERS
 
     @property
     def key(self) -> str:
-        """``1280x720x9:h2k2*1+0``, the name of the probe in journals."""
-        return f"{self.bucket.name}:{self.config}*{self.count}+{self.beside}"
+        """``1280x720x9:h2k2*1+0``, the name of the probe in journals; ``@1`` behind it where it has one layer."""
+        depth = "" if self.layers == PROBE_LAYERS else f"@{self.layers}"
+        return f"{self.bucket.name}:{self.config}*{self.count}+{self.beside}{depth}"
 
     @property
     def rank(self) -> int:
@@ -58,7 +64,7 @@ def probe_program(probe: Probe, model: ModelSpec, checkpoint: Checkpoint) -> Pro
         assignments,
         Heads(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim),
         num_ranks=probe.config.degree,
-        num_layers=min(PROBE_LAYERS, geometry.num_layers),
+        num_layers=min(probe.layers, geometry.num_layers),
         checkpoint=checkpoint,
     )
 
@@ -66,20 +72,53 @@ def probe_program(probe: Probe, model: ModelSpec, checkpoint: Checkpoint) -> Pro
 def probes(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[Probe]:
     """All probes of a profile, those that matter most first.
 
-    First what no law can do without (:func:`required`), then every pair of bucket and split, the longest buckets first.
-    Shards of no tokens are left out.
+    First what no law can do without (:func:`core`), then what tells their terms apart well (:func:`required`), then
+    every pair of bucket and split, the longest buckets first. Shards of no tokens are left out.
     """
     ordered = sorted(buckets, key=lambda bucket: (-bucket.num_tokens, bucket))
     splits = [config for config in legal_configs(model, cluster) if config.is_split]
     pairs = [Probe(bucket, config) for bucket in ordered for config in splits if _has_tokens(model, bucket, config)]
-    return list(dict.fromkeys([*required(model, cluster, buckets), *pairs]))
+    return list(dict.fromkeys([*core(model, cluster, buckets), *required(model, cluster, buckets), *pairs]))
+
+
+def core(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[Probe]:
+    """The fewest probes that every law can be fitted from, the shortest first.
+
+    Three buckets (longest, middle, shortest) whole, and under the smallest split of each kind; the shorter ones several
+    at a time. Two of one layer tell what layers keep in memory from what is kept outside of them.
+    """
+    ordered = sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket))
+    chosen = list(dict.fromkeys((ordered[0], ordered[len(ordered) // 2], ordered[-1])))
+    several = min(MOST_COPIES, max(3, chosen[-1].num_tokens // chosen[0].num_tokens))
+    found = [Probe(bucket, WHOLE) for bucket in chosen]
+    found += [Probe(chosen[0], WHOLE, several)]
+    if model.geometry.num_layers > 1:
+        found += [Probe(chosen[0], WHOLE, several, layers=1), Probe(chosen[-1], WHOLE, layers=1)]
+    for config in _smallest_of_each_kind(legal_configs(model, cluster)):
+        split = [
+            Probe(chosen[0], config, several, 2),
+            Probe(chosen[len(chosen) // 2], config, 2),
+            Probe(chosen[-1], config),
+        ]
+        found += [probe for probe in split if _has_tokens(model, probe.bucket, config)]
+    return list(dict.fromkeys(found))
+
+
+def _smallest_of_each_kind(configs: Sequence[ParallelConfig]) -> list[ParallelConfig]:
+    """The first split with each axis alone, in the order of degrees."""
+    kinds: dict[tuple[bool, bool, bool], ParallelConfig] = {}
+    for config in sorted(configs, key=lambda config: (config.degree, config)):
+        kind = (config.q > 1, config.h > 1, config.k > 1)
+        if sum(kind) == 1:
+            kinds.setdefault(kind, config)
+    return list(kinds.values())
 
 
 def required(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[Probe]:
-    """The fewest probes that every law can be fitted from.
+    """Probes that tell apart what calls, sequences, tokens and pairs cost.
 
     Every bucket whole, alone and as several together; every split on buckets of different lengths in turn: alone, as
-    several together, and beside whole sequences. So what calls, sequences, tokens and pairs cost comes apart.
+    several together, and beside whole sequences.
     """
     ordered = sorted(buckets, key=lambda bucket: (-bucket.num_tokens, bucket))
     found = [Probe(bucket, WHOLE) for bucket in ordered]
@@ -95,7 +134,7 @@ def required(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> l
         turn = place + place // len(splits)
         bucket = ordered[(turn + place // len(splits)) % len(ordered)]
         crowd = min(MOST_COPIES, 1 + ordered[0].num_tokens // bucket.num_tokens)
-        count, beside = ((1, 0), (crowd, 0), (max(1, crowd // 2), max(2, crowd // 2)))[turn % 3]
+        count, beside = ((1, 0), (crowd, 0), (max(1, crowd // 2), max(1, crowd // 2)))[turn % 3]
         if _has_tokens(model, bucket, config):
             found.append(Probe(bucket, config, count, beside))
     return list(dict.fromkeys(found))

@@ -1,4 +1,6 @@
-"""A journal beside the table: one line a probe, written when it is measured, so that a profile can be resumed.
+"""A journal beside the table: one line a unit, written when it is measured, so that a profile can be resumed.
+
+A unit is a probe, or the links.
 
 The first line says what is measured, where and with which versions. A journal of anything else is refused by name. A
 line that was cut off when the profile was killed is dropped; every line before it counts.
@@ -13,9 +15,9 @@ import msgspec
 
 from zellige.calibration import HostInfo
 from zellige.errors import FileError, FormatError, ModelMismatchError
-from zellige.profile.timing import ProbeResult
+from zellige.profile.timing import LinkResult, ProbeResult
 
-SCHEMA = "zellige.profile_journal/1"
+SCHEMA = "zellige.profile_journal/2"
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,12 +39,13 @@ def journal_path(table: Path) -> Path:
 
 
 class Journal:
-    """Measured probes by key, on disk as they come."""
+    """Measured probes by key, and links, on disk as they come."""
 
     def __init__(self, path: Path, header: JournalHeader) -> None:
         """Open or begin; raises :class:`ModelMismatchError` for a journal of something else."""
         self.path = path
         self.results: dict[str, ProbeResult] = {}
+        self.links: LinkResult | None = None
         whole = self._read(header) if path.exists() else 0
         try:
             self._file = path.open("r+b" if whole else "wb")
@@ -66,17 +69,24 @@ class Journal:
             return 0
         try:
             found = msgspec.json.decode(lines[0], type=JournalHeader)
-            results = [msgspec.json.decode(line, type=ProbeResult) for line in lines[1:]]
+            results = [msgspec.json.decode(line, type=ProbeResult | LinkResult) for line in lines[1:]]
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise FormatError("this is not a profile's journal", where=str(self.path), details=(str(error),)) from None
         refuse_other(found, header, str(self.path))
-        self.results = {result.probe: result for result in results}
+        for result in results:
+            self._keep(result)
         return whole
 
-    def add(self, result: ProbeResult) -> None:
+    def add(self, result: ProbeResult | LinkResult) -> None:
         """Keep a result; it is on disk when this returns."""
-        self.results[result.probe] = result
+        self._keep(result)
         self._write(msgspec.json.encode(result))
+
+    def _keep(self, result: ProbeResult | LinkResult) -> None:
+        if isinstance(result, LinkResult):
+            self.links = result
+        else:
+            self.results[result.probe] = result
 
     def _write(self, line: bytes) -> None:
         self._file.write(line + b"\n")

@@ -1,4 +1,10 @@
-"""A whole profile: probes in order until the budget is used, a journal as they come, links, and then the table."""
+"""A whole profile: units in order until the budget is used, a journal as they come, and then the table.
+
+Units are probes, and the links as one. First the core probes, without which there is no table, and those that tell the
+terms of laws apart; then the links; then all other probes. A unit begins only where the time is not up, and beyond the
+core only where it is expected to end in time: so a profile overruns by one unit at most. A core that the time does not
+suffice for is an error, and the journal lets the next profile go on behind it.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +16,25 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zellige.calibration import HostInfo
-from zellige.cluster import LinkPoint
-from zellige.errors import UsageError
+from zellige.errors import TimeLimitError, UsageError
 from zellige.prices import PriceTable
-from zellige.profile.grid import Probe, probes, required
+from zellige.profile.communication import links_s
+from zellige.profile.estimate import work_estimate
+from zellige.profile.fit import fit_law
+from zellige.profile.grid import Probe, core, probes, required
 from zellige.profile.journal import Journal, JournalHeader, journal_path
 from zellige.profile.table import Measured, Setting, price_table
-from zellige.profile.timing import THROTTLED, ProbeResult, drift
+from zellige.profile.timing import THROTTLED, LinkResult, Sample, drift
 
 if TYPE_CHECKING:
     from zellige.profile.compute import DeviceName, DTypeName, Measure
 
+RECENT = 12
+"""Units whose durations say how long the next one takes."""
+
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """How long probes may be measured for; what cannot be left out is measured in any case."""
+    """How long a profile may measure."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -43,34 +54,55 @@ class Progress(msgspec.Struct, frozen=True):
         return self.drift > THROTTLED
 
 
+class Deadline:
+    """What is left of a budget, and how long units of some work take on this machine by those that it has run."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._began = budget.clock()
+        self._seen: list[Sample] = []
+
+    def left_s(self) -> float:
+        """Seconds until the time is up; negative behind that."""
+        return self._budget.seconds - (self._budget.clock() - self._began)
+
+    def ran(self, work_ns: int, seconds: float) -> None:
+        """A unit of so much estimated work took so long."""
+        terms = {"units": 1.0, "work": float(work_ns)}
+        self._seen = [*self._seen[1 - RECENT :], Sample(key="unit", terms=terms, ns=max(seconds, 1e-6), spread=0.0)]
+
+    def expected_s(self, work_ns: int) -> float:
+        """What a unit of so much work is expected to take; nothing where none has run."""
+        return fit_law("unit", self._seen).of({"units": 1.0, "work": work_ns}) if self._seen else 0.0
+
+
 def measure_probes(
     wanted: Sequence[Probe],
-    needed: Sequence[Probe],
+    setting: Setting,
     journal: Journal,
     measure: Measure,
-    budget: Budget,
+    deadline: Deadline,
     advance: Callable[[], None] = lambda: None,
-) -> tuple[tuple[ProbeResult, ...], Progress]:
-    """Measure what the journal lacks, in order; after the budget only what is ``needed``.
+    *,
+    needed: bool = False,
+) -> int:
+    """Measure what the journal lacks, in order, and say how many that were.
 
-    Results are in the order of the probes, resumed or not, so that a resumed profile gives the same table.
+    Without time left nothing begins any more; what is expected to end too late is passed over, unless it is ``needed``.
     """
-    began, measured, resumed = budget.clock(), 0, 0
-    keys = {probe.key for probe in needed}
-    results = []
+    measured = 0
     for probe in wanted:
-        known = journal.results.get(probe.key)
-        if known is None and (budget.clock() - began < budget.seconds or probe.key in keys):
-            known = measure(probe)
-            journal.add(known)
-            measured += 1
-        elif known is not None:
-            resumed += 1
-        if known is not None:
-            results.append(known)
         advance()
-    left = len(wanted) - len(results)
-    return tuple(results), Progress(measured, resumed, left, drift([result.pace_ns for result in results]))
+        work = work_estimate(setting, probe)
+        if probe.key in journal.results:
+            continue
+        left = deadline.left_s()
+        if left > 0 and (needed or deadline.expected_s(work) <= left):
+            result = measure(probe)
+            journal.add(result)
+            deadline.ran(work, result.seconds)
+            measured += 1
+    return measured
 
 
 def profile(
@@ -81,13 +113,16 @@ def profile(
     device: DeviceName,
     dtype: DTypeName,
     measure: Measure,
-    links: Callable[[], tuple[LinkPoint, ...]],
-    link_ranks: int,
+    links: Callable[[], LinkResult] | None,
     budget: Budget,
     end_to_end: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[PriceTable, Progress]:
-    """Measure a table; the journal beside ``out`` makes it resumable. The table itself is written by the caller."""
+    """Measure a table; the journal beside ``out`` makes it resumable. The table itself is written by the caller.
+
+    Results are in the order of the probes, resumed or not, so that a resumed profile gives the same table. Raises
+    :class:`TimeLimitError` where the time was up before the core was measured.
+    """
     if not setting.buckets:
         raise UsageError("there is no bucket to measure", fix="give a batch with clips")
     header = JournalHeader(
@@ -99,10 +134,33 @@ def profile(
         checkpoint=setting.checkpoint,
     )
     journal = Journal(journal_path(out), header)
+    resumed = len(journal.results)
+    wanted, first = (find(*setting[:3]) for find in (probes, core))
     try:
-        wanted, needed = (find(*setting[:3]) for find in (probes, required))
-        results, progress = measure_probes(wanted, needed, journal, measure, budget, advance)
+        deadline = Deadline(budget)
+        measured = measure_probes(first, setting, journal, measure, deadline, advance, needed=True)
+        require_core(first, journal)
+        parted = len(dict.fromkeys([*first, *required(*setting[:3])]))
+        measured += measure_probes(wanted[len(first) : parted], setting, journal, measure, deadline, advance)
+        if links is not None and journal.links is None and deadline.left_s() > links_s(setting.cluster.num_ranks):
+            journal.add(links())
+        measured += measure_probes(wanted[parted:], setting, journal, measure, deadline, advance)
     finally:
         journal.close()
-    measured = Measured(host=host, device=device, dtype=dtype, results=results, links=links(), link_ranks=link_ranks)
-    return price_table(setting, measured, end_to_end=end_to_end), progress
+    results = tuple(journal.results[probe.key] for probe in wanted if probe.key in journal.results)
+    found = Measured(host=host, device=device, dtype=dtype, results=results, links=journal.links)
+    paces = [result.pace_ns for result in results]
+    progress = Progress(measured, resumed, len(wanted) - len(results), drift(paces))
+    return price_table(setting, found, end_to_end=end_to_end), progress
+
+
+def require_core(first: Sequence[Probe], journal: Journal) -> None:
+    """Raise :class:`TimeLimitError` where probes are missing that no table can do without."""
+    missing = [probe.key for probe in first if probe.key not in journal.results]
+    if missing:
+        raise TimeLimitError(
+            f"the time was up with {len(first) - len(missing)} of the {len(first)} probes measured that a table needs",
+            where=str(journal.path),
+            details=(f"the next one is {missing[0]}",),
+            fix="the same command goes on from here; --minutes gives it more time",
+        )

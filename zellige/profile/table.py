@@ -1,7 +1,8 @@
 """A price table from what was measured: a row for every bucket and split, which says if it was measured or fitted.
 
 A sequence's price is what it adds to a rank's step: what its operations take, without the cost of the calls, which
-sequences share. Of a pair that was measured, the operations' own times count; of others their laws. Calls of a sequence
+sequences share. Of a pair that was measured, the operations' own times count, of the probe with the most sequences,
+whose share of the calls is the least; of others their laws. Calls of a sequence
 alone are ``launch_ns``; what a packed exchange's calls cost is the calibration's ``call_us``, and what a step costs
 whatever is in it, ``step_ns``. What travels is priced by the formulas with the measured links.
 """
@@ -17,15 +18,16 @@ import msgspec
 
 from zellige.analytic import analytic_price
 from zellige.calibration import Calibration, HostInfo, Law, calibrated
-from zellige.cluster import Cluster, LinkPoint
+from zellige.cluster import Cluster
 from zellige.errors import BadTimingError
 from zellige.memory import Checkpoint
 from zellige.model import ModelSpec
-from zellige.op_terms import KEPT, LIVE, OUTSIDE, Terms, law_key, memory_terms, op_terms, outside_terms
+from zellige.op_terms import KEPT, LIVE, OUTSIDE, Terms, kept_terms, law_key, live_terms, op_terms, outside_terms
 from zellige.prices import Price, PriceHeader, PriceRow, PriceTable, footprints, legal_configs
+from zellige.profile.communication import fit_links
 from zellige.profile.fit import fit_laws
-from zellige.profile.grid import Probe, probe_program
-from zellige.profile.timing import ProbeResult, Sample, at_one_pace, drift
+from zellige.profile.grid import PROBE_LAYERS, Probe, probe_program, probes
+from zellige.profile.timing import LinkResult, ProbeResult, Sample, at_one_pace, drift
 from zellige.program import Program
 from zellige.program_parts import PASSES
 from zellige.shards import WHOLE, ParallelConfig
@@ -39,14 +41,13 @@ STAGE_SHARE = 0.5
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a profile found out; links were measured with ``link_ranks`` ranks, on ``host.cores`` cores."""
+    """All that a profile found out; links, where there are any, were measured on ``host.cores`` cores."""
 
     host: HostInfo
     device: Literal["cpu", "cuda"]
     dtype: Literal["fp64", "fp32", "bf16"]
     results: tuple[ProbeResult, ...]
-    links: tuple[LinkPoint, ...] = ()
-    link_ranks: int = 1
+    links: LinkResult | None = None
 
 
 class Setting(NamedTuple):
@@ -82,11 +83,8 @@ class Parts(NamedTuple):
         return sum(self)
 
 
-def sequence_parts(
-    setting: Setting, bucket: Bucket, config: ParallelConfig, laws: Mapping[str, Law], measured: ProbeResult | None
-) -> Parts:
-    """What one sequence takes; from its own samples where it was measured, else by the laws."""
-    probe = Probe(bucket, config)
+def sequence_parts(setting: Setting, probe: Probe, laws: Mapping[str, Law], measured: ProbeResult | None) -> Parts:
+    """What one sequence of a probe takes; from its samples where it was measured, else by the laws."""
     program = probe_program(probe, setting.model, setting.checkpoint)
     own = iter(measured.samples) if measured else None
     linear = attention = recompute = copies = calls = 0.0
@@ -96,7 +94,7 @@ def sequence_parts(
         times = 1 if key == OUTSIDE else layers
         call = _shared_ns(law, terms)
         whole_ns = law.of(terms) if own is None else _same(next(own), key).ns
-        work = times * max(0.0, whole_ns - call)
+        work = times * max(0.0, whole_ns - call) / probe.count
         calls += 0.0 if key == OUTSIDE or key.endswith(".whole") else times * call
         phase, _, kind = key.partition(".")
         if kind.endswith("pack"):
@@ -138,21 +136,25 @@ def calibrate(setting: Setting, measured: Measured) -> Calibration:
     weights = measured.results[0].weight_bytes
     layers = probe_program(Probe(setting.buckets[0], WHOLE), setting.model, setting.checkpoint).num_layers
     scale = setting.model.num_parameters() / _probe_parameters(setting.model, layers)
+    links = fit_links(measured.links.samples) if measured.links else None
+    link_ranks = measured.links.num_ranks if measured.links else 1
     state = by_key[LIVE].per_unit.get("calls", 0.0) + by_key[KEPT].per_unit.get("calls", 0.0)
     return Calibration(
         host=measured.host,
         device=measured.device,
         dtype=measured.dtype,
         laws=laws,
-        links=measured.links,
-        link_ranks=measured.link_ranks,
-        shares_cores=measured.device == "cpu" and measured.link_ranks > measured.host.cores,
+        links=links.points if links else (),
+        link_error=links.error if links else 0.0,
+        link_strided=links.strided if links else 1.0,
+        link_ranks=link_ranks,
+        shares_cores=measured.device == "cpu" and link_ranks > measured.host.cores,
         call_us=_call_us(setting, by_key),
         step_ns=_step_ns(setting, by_key),
         pace_ns=round(statistics.median(result.pace_ns for result in measured.results)),
         noise=statistics.median(result.spread for result in measured.results),
         drift=drift([result.pace_ns for result in measured.results]),
-        seconds=sum(result.seconds for result in measured.results),
+        seconds=sum(result.seconds for result in measured.results) + (measured.links.seconds if measured.links else 0),
         base_bytes=math.ceil(scale * (weights + state)),
         usable_bytes=setting.cluster.device.usable_bytes,
     )
@@ -220,10 +222,14 @@ def _rows(
     setting: Setting, calibration: Calibration, known: Mapping[str, ProbeResult], end_to_end: bool
 ) -> Iterable[PriceRow]:
     laws = {law.key: law for law in calibration.laws}
+    tried = [probe for probe in probes(*setting[:3]) if probe.key in known and not probe.beside]
+    alike = [probe for probe in tried if probe.layers == PROBE_LAYERS]
+    most_of = {(probe.bucket, probe.config): probe for probe in sorted(alike, key=lambda probe: probe.count)}
     for bucket in setting.buckets:
         for config in legal_configs(setting.model, setting.cluster):
-            measured = known.get(Probe(bucket, config).key)
-            parts = sequence_parts(setting, bucket, config, laws, measured)
+            probe = most_of.get((bucket, config), Probe(bucket, config))
+            measured = known.get(probe.key)
+            parts = sequence_parts(setting, probe, laws, measured)
             for nodes in footprints(setting.cluster, config.degree):
                 price = _price(setting, calibration, bucket, config, nodes, parts, laws)
                 price = msgspec.structs.replace(price, source="measured" if measured else "fitted")
@@ -254,8 +260,10 @@ def _price(
     cluster = calibrated(setting.cluster, calibration)
     formula = analytic_price(setting.model, cluster, bucket.num_tokens, config, nodes, setting.checkpoint)
     program = probe_program(Probe(bucket, config), setting.model, setting.checkpoint)
-    terms = {**memory_terms(program, config.degree - 1), "calls": 0.0}
-    terms["stage_tokens"] *= STAGE_SHARE
+    layers = setting.model.geometry.num_layers
+    kept = {**kept_terms(program, config.degree - 1, layers), "calls": 0.0}
+    live = {**live_terms(program, config.degree - 1), "calls": 0.0}
+    live["stage_tokens"] *= STAGE_SHARE
     packed = formula.exchange_ns if formula.packed_exchange_ns is None else formula.packed_exchange_ns
     return Price(
         linear_ns=max(1, round(parts.linear)),
@@ -264,8 +272,8 @@ def _price(
         exchange_ns=formula.exchange_ns + round(parts.copies),
         packed_exchange_ns=packed + round(parts.copies),
         launch_ns=round(parts.calls) if config.is_split else 0,
-        kept_bytes=round(laws[KEPT].of(terms) * setting.model.geometry.num_layers / program.num_layers),
-        live_bytes=round(laws[LIVE].of(terms)),
+        kept_bytes=round(laws[KEPT].of(kept)),
+        live_bytes=round(laws[LIVE].of(live)),
         comm_bytes=formula.comm_bytes,
         source="fitted",
     )
@@ -275,7 +283,13 @@ def _notes(calibration: Calibration) -> tuple[str, ...]:
     host = calibration.host
     timed = [law for law in calibration.laws if not law.key.startswith("memory")]
     worst = max(timed, key=lambda law: law.error)
-    links = f"links measured with {calibration.link_ranks} ranks" if calibration.links else "links not measured"
+    links = "links not measured"
+    if calibration.links:
+        ops = ", ".join(sorted({point.op for point in calibration.links}))
+        links = (
+            f"links measured with {calibration.link_ranks} ranks ({ops}); fits predict left-out sizes within"
+            f" {calibration.link_error:.0%}, strided ranks take {calibration.link_strided:.2f} times contiguous ones"
+        )
     return (
         f"measured on {host.machine} ({host.processor}, {host.cores} cores), torch {host.torch}, {calibration.dtype}",
         f"laws predict left-out probes within {statistics.median(law.error for law in timed):.1%} (median; worst"

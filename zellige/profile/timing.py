@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from zellige.errors import BadTimingError
+from zellige.files import PositiveInt
 from zellige.op_terms import KEPT, LIVE, OUTSIDE, law_key, op_terms, outside_terms
 from zellige.program import Program
 from zellige.program_parts import PASSES
@@ -21,35 +22,49 @@ THROTTLED = 0.15
 """A machine whose reference work takes this much longer than at first is called throttled (or shared)."""
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+Size = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
+"""Nanoseconds or bytes: above zero, and a number."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The median nanoseconds (or bytes) of an operation with these terms, and its spread (see :func:`spread`)."""
 
     key: str
-    terms: dict[str, float]
-    ns: float
-    spread: float
+    terms: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e18)]]
+    ns: Size
+    spread: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
-class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="unit", tag="probe"):
     """What a probe measured: its operations and memory, and the step of its rank (all layers of the probe).
 
-    ``pace_ns`` is what a fixed piece of work took just before and after, the mean.
+    ``pace_ns`` is what a fixed piece of work took around its steps, the median, to which they all were brought.
     """
 
     probe: str
     samples: tuple[Sample, ...]
-    own_ns: int
-    spread: float
-    weight_bytes: int
-    seconds: float
-    pace_ns: int
+    own_ns: PositiveInt
+    spread: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    weight_bytes: PositiveInt
+    seconds: Seconds
+    pace_ns: PositiveInt
+
+
+class LinkResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="unit", tag="links"):
+    """What exchanges between ``num_ranks`` ranks took, by operation, ranks and size, and how long that lasted."""
+
+    num_ranks: PositiveInt
+    samples: tuple[Sample, ...]
+    seconds: Seconds
 
 
 class Step(NamedTuple):
     """A measured step: own nanoseconds, and nanoseconds by (span name, layer)."""
 
-    own_ns: int
-    spans: Mapping[tuple[str, int], int]
+    own_ns: float
+    spans: Mapping[tuple[str, int], float]
 
 
 def median(values: Sequence[float], what: str) -> float:

@@ -17,6 +17,7 @@ from zellige.sim.machine import Machine, Record
 from zellige.sim.network import Network
 from zellige.sim.noise import Factors
 from zellige.sim.options import DEFAULTS, Fidelity, SimOptions
+from zellige.sim.planned_work import at_planned_work
 from zellige.sim.results import MemoryPoint, SimReport, rank_time
 from zellige.sim.scripts import BACKWARD, FORWARD, Scripts, check_collectives, make_scripts
 from zellige.sim.spans import additive_trace, machine_trace
@@ -86,11 +87,13 @@ def program_prices(
 ) -> OpPrices:
     """What a program's operations take: by measured laws where the problem's prices have them, else by formulas.
 
+    With interference in the table the ranks' work is as planned (:mod:`zellige.sim.planned_work`).
+
     ``pricer`` keeps equal shards from being priced again, for many programs of one model and cluster.
     """
     calibration = problem.prices.header.calibration
     if calibration is not None:
-        return measured_op_prices(program, problem.model, problem.cluster, calibration)
+        return at_planned_work(measured_op_prices(program, problem.model, problem.cluster, calibration), problem)
     return (pricer or OpPricer(problem.model, problem.cluster, all_to_all=options.all_to_all)).price(program)
 
 

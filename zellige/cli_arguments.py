@@ -1,0 +1,101 @@
+"""What commands refuse before they start: options given twice or empty, and results that would replace an input."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from zellige.errors import UsageError
+
+ParserError: type[Exception] = typer.BadParameter.__bases__[0]
+"""What typer raises for arguments that it cannot parse."""
+
+
+def misread(error: Any) -> UsageError:
+    """The parser's complaint as an error of the house, with the command's help as the way out."""
+    command = error.ctx.command_path if error.ctx is not None else "zellige-sim"
+    return UsageError(error.format_message(), fix=f"{command} --help")
+
+
+def help_alone(context: typer.Context) -> None:
+    """Print the help of a group that is called without a command, and end as for a usage error."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(UsageError.exit_code)
+
+
+class StrictCommand(TyperCommand):
+    """A command that raises :class:`UsageError` where an option would be ignored, or has an empty value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Look at the arguments as typed, then parse them."""
+        if not ctx.resilient_parsing:
+            refuse_empty(args)
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            refuse_repeated(order)
+        return super().parse_args(ctx, args)
+
+
+def refuse_empty(args: Iterable[str]) -> None:
+    """Raise for an empty argument, as an unset variable of a shell leaves it: ``--device "$DEVICE"``."""
+    before = ""
+    for argument in args:
+        name, mark, value = argument.partition("=")
+        if mark and not value and name.startswith("-"):
+            before = name
+        elif argument:
+            before = argument
+            continue
+        if before.startswith("-"):
+            raise UsageError(f"{before} has an empty value", fix=f"a value, or leave {before} out")
+        raise UsageError(
+            "an argument is empty",
+            where=f"behind {before!r}" if before else "the first one",
+            fix="leave it out, or set the variable that it comes from",
+        )
+
+
+def refuse_repeated(order: Iterable[Any]) -> None:
+    """Raise for an option that takes one value and is given twice: only the last one would count."""
+    for parameter, count in Counter(order).items():
+        if count == 1 or parameter.param_type_name != "option" or parameter.multiple:
+            continue
+        if not parameter.is_flag or parameter.secondary_opts:
+            name = "/".join(max(names, key=len) for names in (parameter.opts, parameter.secondary_opts) if names)
+            times = "twice" if count == 2 else f"{count} times"
+            raise UsageError(f"{name} is given {times}, and takes one value", fix=f"one {name}")
+
+
+def refuse_overwriting(outputs: dict[str, Path | None], inputs: Iterable[str]) -> None:
+    """Raise where an output, by its option, is a file that the command reads, or another output."""
+    read = [Path(name) for given in inputs if given for name in (given, given.rpartition("#")[0]) if name]
+    written: dict[str, Path] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        for source in read:
+            if _same(path, source):
+                raise UsageError(
+                    f"{option} {path} would replace what the command reads", where=str(source), fix="another name"
+                )
+        for other, there in written.items():
+            if _same(path, there):
+                raise UsageError(f"{other} and {option} are both {path}", fix="a name for each")
+        written[option] = path
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two names are of one file, also through links; of names that cannot be looked up, whether they agree."""
+    try:
+        return one.samefile(other)
+    except (OSError, ValueError):
+        pass
+    try:
+        return one.resolve() == other.resolve()
+    except (OSError, ValueError, RuntimeError):
+        return one == other

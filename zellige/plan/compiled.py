@@ -1,0 +1,57 @@
+"""The planner's inner loops compiled by numba, where it is installed (extra ``fast``) and many plans are to come.
+
+Compiled or not, a plan is the same byte for byte. Loading compiled loops takes about a second in a new process (and
+some ten the first time on a machine, after which they are kept beside the sources or in numba's cache folder), so that
+a single plan is made without.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import types
+from functools import cache
+from typing import Any
+
+LARGEST = 2**62
+"""No figure in compiled loops may reach this."""
+
+ALLOCATING = frozenset({"zellige.plan.packing_kernel"})
+"""Modules whose functions make lists. All others need no count of who holds an array, which numba would keep on every
+call (``_nrt``) and which takes longer than what they do."""
+
+_state = {"wanted": False}
+
+
+def prefer_compiled(wanted: bool = True) -> bool:
+    """Use compiled loops from now on in this process, or no longer; returns whether there are any."""
+    _state["wanted"] = wanted and importlib.util.find_spec("numba") is not None
+    return _state["wanted"]
+
+
+def is_compiled() -> bool:
+    """Whether this process uses compiled loops."""
+    return _state["wanted"]
+
+
+@cache
+def compiled(module_name: str, function: str) -> Any:
+    """A function of a module whose functions take integers, arrays and named tuples of them, compiled with all that it
+    calls in its module."""
+    return _compile_module(module_name)[function]
+
+
+@cache
+def _compile_module(module_name: str) -> dict[str, Any]:
+    """Copies of a module's functions that call each other's compiled copies."""
+    import numba
+
+    options: dict[str, Any] = {"cache": True, "_nrt": module_name in ALLOCATING}
+    module = importlib.import_module(module_name)
+    names = dict(vars(module))
+    for name, function in vars(module).items():
+        if isinstance(function, types.FunctionType) and function.__module__ == module_name:
+            copy = types.FunctionType(function.__code__, names, name)
+            copy.__module__, copy.__qualname__ = module_name, name
+            names[name] = numba.njit(copy, **options)
+    return names

@@ -1,0 +1,272 @@
+"""The search over rank sets of any shape as loops over integers, for a compiler: the same nodes in the same order as
+:meth:`zellige.plan.free.FreeSearch.run`.
+
+A cluster's ranks stand node by node, within a node by (load, rank). All integers are below 2**62.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Ints = Any
+"""An int64 array, or where nothing is compiled a list of integers."""
+
+FAILED, OPEN, PLACED = range(3)
+"""What entering a node says: nothing can come of it, there is something to try, all anchors are placed."""
+
+LEFT, ROWS = range(2)
+"""The places of :attr:`FreePlaces.numbers`: nodes that may still be visited, states remembered."""
+
+
+class FreePlaces(NamedTuple):
+    """Where the figures of a search stand in its one array of integers, and how many of some there are.
+
+    * By anchor its first rung and the one past the last; by rung work, time, degree and nodes.
+    * By depth the rung of an anchor, the work left, how many candidates there are and how many were tried, up to two
+      candidates a node (score, node, the first of its places), loads and ranks by place, the ranks that were taken;
+      ``rest``: the work still to come.
+    * ``numbers``: :data:`LEFT` and what follows it; ``order``: room to sort nodes.
+    * ``rows``: states that failed, in full; ``table``: a hash table of their places (one more; 0: none).
+    """
+
+    rung_first: int
+    rung_last: int
+    rung_work: int
+    rung_time: int
+    rung_degree: int
+    rung_nodes: int
+    path_rung: int
+    path_budget: int
+    path_count: int
+    path_tried: int
+    path_score: int
+    path_node: int
+    path_place: int
+    path_load: int
+    path_rank: int
+    path_taken: int
+    rest: int
+    numbers: int
+    order: int
+    table: int
+    rows: int
+    num_anchors: int
+    num_nodes: int
+    per_node: int
+    table_size: int
+
+
+def descend_freely(target: int, limit: int, budget: int, w: Ints, at: FreePlaces) -> bool:
+    """Place all anchors with no rank above the target; ``path_rung`` and
+    ``path_taken`` say where."""
+    w[at.numbers + LEFT], w[at.numbers + ROWS] = limit, 0
+    for slot in range(at.table_size):
+        w[at.table + slot] = 0
+    w[at.path_budget] = budget
+    depth, verdict, entering = 0, OPEN, True
+    while True:
+        if entering:
+            verdict = _enter(depth, w, at)
+            if verdict == PLACED:
+                return True
+        if verdict == OPEN and _advance(depth, target, w, at):
+            depth += 1
+            entering = True
+            continue
+        if depth == 0:
+            return False
+        depth -= 1
+        entering = False
+        verdict = OPEN if w[at.numbers + LEFT] >= 0 else FAILED
+
+
+def _enter(depth: int, w: Ints, at: FreePlaces) -> int:
+    """Count a node and say whether anything can come of it."""
+    if depth == at.num_anchors:
+        return PLACED
+    w[at.numbers + LEFT] -= 1
+    if w[at.numbers + LEFT] < 0:
+        return FAILED
+    _sort_nodes(depth, w, at)
+    if _known(depth, w, at):
+        return FAILED
+    w[at.path_rung + depth] = w[at.rung_first + depth] - 1
+    w[at.path_count + depth] = w[at.path_tried + depth] = 0
+    return OPEN
+
+
+def _advance(depth: int, target: int, w: Ints, at: FreePlaces) -> bool:
+    """Place the anchor of a depth on its next candidate; where there is none more, remember that the state failed."""
+    most = w[at.path_budget + depth] - w[at.rest + depth + 1]
+    while True:
+        rung = w[at.path_rung + depth]
+        if w[at.path_tried + depth] < w[at.path_count + depth]:
+            _raise(depth, rung, w, at)
+            w[at.path_tried + depth] += 1 if w[at.rung_nodes + rung] == 1 else w[at.path_count + depth]
+            w[at.path_budget + depth + 1] = w[at.path_budget + depth] - w[at.rung_work + rung]
+            return True
+        rung += 1
+        w[at.path_rung + depth] = rung
+        if rung == w[at.rung_last + depth]:
+            break
+        if w[at.rung_time + rung] > target:
+            continue
+        if w[at.rung_work + rung] > most:
+            break
+        _candidates(depth, rung, target - w[at.rung_time + rung], w, at)
+    _sort_nodes(depth, w, at)
+    _remember(depth, w, at)
+    return False
+
+
+def _candidates(depth: int, rung: int, highest: int, w: Ints, at: FreePlaces) -> None:
+    """Write the rank sets that stay below a load, the emptiest first: of every node that differs, its least loaded
+    ranks and its fullest; over several nodes, the emptiest of these."""
+    per_node = at.per_node
+    num_nodes = at.num_nodes
+    base, first = depth * 2 * num_nodes, depth * num_nodes * per_node
+    spread = w[at.rung_nodes + rung]
+    width = w[at.rung_degree + rung] // spread
+    count = 0
+    for node in range(num_nodes):
+        start = first + node * per_node
+        if w[at.path_load + start + width - 1] > highest:
+            continue
+        if spread == 1 and _seen(first, node, w, at):
+            continue
+        count = _insert(w, at, base, count, 2 * w[at.path_load + start + width - 1], node, 0)
+        fit = width
+        while fit < per_node and w[at.path_load + start + fit] <= highest:
+            fit += 1
+        if spread == 1 and w[at.path_load + start + fit - width] > w[at.path_load + start]:
+            count = _insert(w, at, base, count, 2 * w[at.path_load + start + fit - 1] + 1, node, fit - width)
+    if spread > 1 and count < spread:
+        count = 0
+    w[at.path_count + depth], w[at.path_tried + depth] = count, 0
+
+
+def _insert(w: Ints, at: FreePlaces, base: int, count: int, score: int, node: int, place: int) -> int:
+    """Keep candidates sorted by score (ties: as they came)."""
+    here = base + count
+    while here > base and w[at.path_score + here - 1] > score:
+        w[at.path_score + here] = w[at.path_score + here - 1]
+        w[at.path_node + here] = w[at.path_node + here - 1]
+        w[at.path_place + here] = w[at.path_place + here - 1]
+        here -= 1
+    w[at.path_score + here], w[at.path_node + here], w[at.path_place + here] = score, node, place
+    return count + 1
+
+
+def _seen(first: int, node: int, w: Ints, at: FreePlaces) -> bool:
+    """Whether an earlier node has the same loads."""
+    start = first + node * at.per_node
+    for earlier in range(node):
+        other = first + earlier * at.per_node
+        same = True
+        for place in range(at.per_node):
+            if w[at.path_load + start + place] != w[at.path_load + other + place]:
+                same = False
+                break
+        if same:
+            return True
+    return False
+
+
+def _raise(depth: int, rung: int, w: Ints, at: FreePlaces) -> None:
+    """Write the next depth's loads, with the rung on the next candidate (of several nodes: on the first of them)."""
+    per_node = at.per_node
+    num_nodes = at.num_nodes
+    size = num_nodes * per_node
+    spread, time = w[at.rung_nodes + rung], w[at.rung_time + rung]
+    width = w[at.rung_degree + rung] // spread
+    before, after = depth * size, (depth + 1) * size
+    for place in range(size):
+        w[at.path_load + after + place] = w[at.path_load + before + place]
+        w[at.path_rank + after + place] = w[at.path_rank + before + place]
+    for part in range(spread):
+        candidate = depth * 2 * num_nodes + w[at.path_tried + depth] + part
+        start = after + w[at.path_node + candidate] * per_node
+        for offset in range(width):
+            place = start + w[at.path_place + candidate] + offset
+            w[at.path_load + place] += time
+            w[at.path_taken + before + part * width + offset] = w[at.path_rank + place]
+        _sort_ranks(start, w, at)
+
+
+def _sort_ranks(start: int, w: Ints, at: FreePlaces) -> None:
+    """Sort a node's ranks by (load, rank)."""
+    for place in range(start + 1, start + at.per_node):
+        load, rank, here = w[at.path_load + place], w[at.path_rank + place], place
+        while here > start:
+            above = w[at.path_load + here - 1]
+            if above < load or (above == load and w[at.path_rank + here - 1] < rank):
+                break
+            w[at.path_load + here] = above
+            w[at.path_rank + here] = w[at.path_rank + here - 1]
+            here -= 1
+        w[at.path_load + here], w[at.path_rank + here] = load, rank
+
+
+def _sort_nodes(depth: int, w: Ints, at: FreePlaces) -> None:
+    """The nodes of a depth by their loads."""
+    first = depth * at.num_nodes * at.per_node
+    for node in range(at.num_nodes):
+        here = node
+        while here > 0 and _is_less(first + node * at.per_node, first + w[at.order + here - 1] * at.per_node, w, at):
+            w[at.order + here] = w[at.order + here - 1]
+            here -= 1
+        w[at.order + here] = node
+
+
+def _is_less(one: int, other: int, w: Ints, at: FreePlaces) -> bool:
+    for place in range(at.per_node):
+        if w[at.path_load + one + place] != w[at.path_load + other + place]:
+            return bool(w[at.path_load + one + place] < w[at.path_load + other + place])
+    return False
+
+
+def _slot(depth: int, w: Ints, at: FreePlaces) -> int:
+    """Where a state belongs in the hash table."""
+    per_node = at.per_node
+    first, mixed = depth * at.num_nodes * per_node, depth + 1
+    for index in range(at.num_nodes):
+        start = at.path_load + first + w[at.order + index] * per_node
+        for place in range(per_node):
+            mixed = ((mixed ^ w[start + place]) * 0x2545F4914F6CDD1D) & 0x7FFFFFFFFFFFFFFF
+            mixed ^= mixed >> 29
+    return int(mixed & (at.table_size - 1))
+
+
+def _known(depth: int, w: Ints, at: FreePlaces) -> bool:
+    """Whether this state, but for the order of nodes, failed before."""
+    per_node = at.per_node
+    size = at.num_nodes * per_node
+    first, slot = depth * size, _slot(depth, w, at)
+    while w[at.table + slot]:
+        base = (w[at.table + slot] - 1) * (size + 1)
+        same = w[at.rows + base] == depth
+        place = 0
+        while same and place < size:
+            node = w[at.order + place // per_node]
+            same = w[at.rows + base + 1 + place] == w[at.path_load + first + node * per_node + place % per_node]
+            place += 1
+        if same:
+            return True
+        slot = (slot + 1) & (at.table_size - 1)
+    return False
+
+
+def _remember(depth: int, w: Ints, at: FreePlaces) -> None:
+    """Write a state that failed."""
+    per_node = at.per_node
+    size = at.num_nodes * per_node
+    slot = _slot(depth, w, at)
+    while w[at.table + slot]:
+        slot = (slot + 1) & (at.table_size - 1)
+    base = w[at.numbers + ROWS] * (size + 1)
+    w[at.numbers + ROWS] += 1
+    w[at.table + slot] = w[at.numbers + ROWS]
+    w[at.rows + base] = depth
+    for place in range(size):
+        node = w[at.order + place // per_node]
+        w[at.rows + base + 1 + place] = w[at.path_load + depth * size + node * per_node + place % per_node]

@@ -1,0 +1,260 @@
+"""The local search over all sequences as loops over integers, for a compiler; runs uncompiled on lists too."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zellige.plan.packing_kernel import Loads
+from zellige.plan.search_kernel import Ints
+
+NEVER = 2**62
+
+WHOLE = 0
+"""The place among :class:`Ways` where a whole sequence of the slowest rank is written while it is tried."""
+
+
+class Table(NamedTuple):
+    """Rungs of all buckets, those of a bucket one after another: from ``first[bucket]`` up to ``last[bucket]`` the ways
+    that its sequences may run; ``alone[bucket]`` is how they run whole."""
+
+    work: Ints
+    time: Ints
+    degree: Ints
+    nodes: Ints
+    kept: Ints
+    live: Ints
+    first: Ints
+    last: Ints
+    alone: Ints
+
+
+class Ways(NamedTuple):
+    """Split sequences from place 1 on: bucket, rung, and where in ``ranks`` their ranks (ascending) start; ``listed``
+    are the places of those that there are, in order."""
+
+    bucket: Ints
+    rung: Ints
+    first: Ints
+    listed: Ints
+    ranks: Ints
+
+
+class Held(NamedTuple):
+    """What ranks hold: their loads, split sequences, ``counts[bucket][rank]`` whole ones; ``order`` are the ranks of
+    each node by (time, rank); ``chosen`` has room for as many nodes, ``tried`` for all rungs."""
+
+    loads: Loads
+    table: Table
+    ways: Ways
+    counts: Ints
+    order: Ints
+    chosen: Ints
+    tried: Ints
+    per_node: int
+
+
+class Limits(NamedTuple):
+    """The room of a rank, the time that is good enough, and how many steps are made at most."""
+
+    room: int
+    goal: int
+    steps: int
+
+
+class Step(NamedTuple):
+    """What leaves the slowest rank (a place of :class:`Ways`, and the bucket), and the rung that it runs under then."""
+
+    way: int
+    bucket: int
+    rung: int
+
+
+Entry = tuple[int, int, int]
+"""What a step leaves (the time of the slowest rank at least), the work that it adds, the slowest of its new ranks."""
+
+
+def refine(held: Held, split: int, limits: Limits) -> int:
+    """Run sequences of the slowest rank otherwise; ``split`` of all are split at first, and as many as it returns then.
+
+    Places of new ways follow those of the first ones.
+    """
+    time, ways, tried = held.loads.time, held.ways, held.tried
+    free = split + 1
+    for first in range(0, len(time), held.per_node):
+        _sort(held.order, first, first + held.per_node, time)
+    for number in range(1, limits.steps + 1):
+        slowest, least = _slowest(time, limits.goal)
+        if time[slowest] <= limits.goal:
+            break
+        step, best = Step(-1, -1, -1), (NEVER, 0, 0)
+        for index in range(split + len(held.counts)):
+            way, bucket = WHOLE, index - split
+            if index < split:
+                way = ways.listed[split - 1 - index]
+                bucket = ways.bucket[way]
+                if tried[ways.rung[way]] == number or _find(held, way, slowest) < 0:
+                    continue
+                tried[ways.rung[way]] = number
+            elif held.counts[bucket][slowest]:
+                _write_whole(held, bucket, slowest)
+            else:
+                continue
+            rung, best = _best_rung(held, way, limits.room, time[slowest], least, best)
+            if rung >= 0:
+                step = Step(way, bucket, rung)
+        if step.rung < 0:
+            break
+        split, free = _apply(held, step, slowest, split, free)
+    return split
+
+
+def _slowest(time: Ints, goal: int) -> tuple[int, int]:
+    """The slowest rank (of equal ones the lowest), and the time of the next or the goal, whichever is later."""
+    slowest, least = 0, goal
+    for rank in range(1, len(time)):
+        if time[rank] > time[slowest]:
+            least = max(least, time[slowest])
+            slowest = rank
+        else:
+            least = max(least, time[rank])
+    return slowest, least
+
+
+def _find(held: Held, way: int, rank: int) -> int:
+    """Where a rank is among those of a way; -1 where it is not."""
+    first = held.ways.first[way]
+    for place in range(first, first + held.table.degree[held.ways.rung[way]]):
+        if held.ways.ranks[place] == rank:
+            return place
+    return -1
+
+
+def _write_whole(held: Held, bucket: int, rank: int) -> None:
+    """Write a bucket's whole sequence on a rank as a way."""
+    held.ways.bucket[WHOLE], held.ways.rung[WHOLE] = bucket, held.table.alone[bucket]
+    held.ways.ranks[held.ways.first[WHOLE]] = rank
+
+
+def _best_rung(held: Held, way: int, room: int, limit: int, least: int, best: Entry) -> tuple[int, Entry]:
+    """The rung under which a way is better than the best step so far, with all ranks below a limit; -1 for none."""
+    table, bucket, old, found = held.table, held.ways.bucket[way], held.ways.rung[way], -1
+    times, works = table.time, table.work
+    _take_off(held, way, 1)
+    lowest = NEVER
+    for first in range(0, len(held.order), held.per_node):
+        lowest = min(lowest, held.loads.time[held.order[first]])
+    for rung in range(table.first[bucket], table.last[bucket]):
+        peak, added = lowest + times[rung], works[rung] - works[old]
+        if peak >= limit or (max(peak, least), added, peak) >= best:
+            continue
+        peak = _choose_nodes(held, rung) + times[rung]
+        entry = (max(peak, least), added, peak)
+        if peak < limit and entry < best and _has_room(held, rung, room):
+            found, best = rung, entry
+    _take_off(held, way, -1)
+    return found, best
+
+
+def _take_off(held: Held, way: int, sign: int) -> None:
+    """Take a way off its ranks (``sign`` 1), or put it on them (-1)."""
+    loads, ranks, rung, first = held.loads, held.ways.ranks, held.ways.rung[way], held.ways.first[way]
+    stop = first + held.table.degree[rung]
+    time, kept = sign * held.table.time[rung], sign * held.table.kept[rung]
+    for place in range(first, stop):
+        loads.time[ranks[place]] -= time
+        loads.kept[ranks[place]] -= kept
+    node = -1
+    for place in range(first, stop):
+        start = ranks[place] // held.per_node * held.per_node
+        if start != node:
+            node = start
+            _sort(held.order, node, node + held.per_node, loads.time)
+
+
+def _sort(order: Ints, first: int, last: int, time: Ints) -> None:
+    """Put ranks in order of (time, rank); quick where they nearly are."""
+    for index in range(first + 1, last):
+        rank, place = order[index], index
+        load = time[rank]
+        while place > first:
+            other = order[place - 1]
+            if time[other] < load or (time[other] == load and other < rank):
+                break
+            order[place] = other
+            place -= 1
+        order[place] = rank
+
+
+def _choose_nodes(held: Held, rung: int) -> int:
+    """The nodes on which as many ranks as a rung takes are free first, and when all of these are."""
+    time, order, per_node = held.loads.time, held.order, held.per_node
+    width = held.table.degree[rung] // held.table.nodes[rung]
+    latest, before = -1, -1
+    for number in range(held.table.nodes[rung]):
+        nearest, chosen = NEVER, -1
+        for node in range(len(time) // per_node):
+            load = time[order[node * per_node + width - 1]]
+            if load < nearest and (load > latest or (load == latest and node > before)):
+                nearest, chosen = load, node
+        held.chosen[number] = chosen
+        latest, before = nearest, chosen
+    return int(latest)
+
+
+def _has_room(held: Held, rung: int, room: int) -> bool:
+    """Whether the chosen nodes' first ranks have room for a rung."""
+    kept, live = held.table.kept[rung], held.table.live[rung]
+    width = held.table.degree[rung] // held.table.nodes[rung]
+    for number in range(held.table.nodes[rung]):
+        first = held.chosen[number] * held.per_node
+        for place in range(first, first + width):
+            rank = held.order[place]
+            if held.loads.kept[rank] + kept + max(held.loads.live[rank], live) > room:
+                return False
+    return True
+
+
+def _apply(held: Held, step: Step, slowest: int, split: int, free: int) -> tuple[int, int]:
+    """Take a step, with the next free place for what is split; how many are, and the next free place.
+
+    Largest live segments are not lowered when their sequence leaves, so that memory is never under-counted.
+    """
+    ways, counts, live = held.ways, held.counts, held.loads.live
+    if step.way == WHOLE:
+        _write_whole(held, step.bucket, slowest)
+        counts[step.bucket][slowest] -= 1
+    else:
+        split -= 1
+        place = 0
+        while ways.listed[place] != step.way:
+            place += 1
+        for after in range(place, split):
+            ways.listed[after] = ways.listed[after + 1]
+    _take_off(held, step.way, 1)
+    _choose_nodes(held, step.rung)
+    _write_split(held, free, step.bucket, step.rung)
+    _take_off(held, free, -1)
+    for place in range(ways.first[free], ways.first[free + 1]):
+        live[ways.ranks[place]] = max(live[ways.ranks[place]], held.table.live[step.rung])
+    if held.table.degree[step.rung] == 1:
+        counts[step.bucket][ways.ranks[ways.first[free]]] += 1
+        return split, free
+    ways.listed[split] = free
+    return split + 1, free + 1
+
+
+def _write_split(held: Held, way: int, bucket: int, rung: int) -> None:
+    """Write a way on the chosen nodes' first ranks, these in ascending order."""
+    ways, width = held.ways, held.table.degree[rung] // held.table.nodes[rung]
+    ways.bucket[way], ways.rung[way] = bucket, rung
+    stop = ways.first[way]
+    for number in range(held.table.nodes[rung]):
+        first = held.chosen[number] * held.per_node
+        for place in range(first, first + width):
+            at = stop
+            while at > ways.first[way] and ways.ranks[at - 1] > held.order[place]:
+                ways.ranks[at] = ways.ranks[at - 1]
+                at -= 1
+            ways.ranks[at] = held.order[place]
+            stop += 1
+    ways.first[way + 1] = stop
