@@ -1,7 +1,7 @@
 """How good and how fast planners are: makespans, gaps and planning times on fixed seeded suites.
 
-    python benchmarks/planner.py [--suite NAME ...] [--policies NAME ...] [--repeat N] [--seed N] [--interpreted]
-        [--json]
+    python benchmarks/planner.py [--suite NAME ...] [--policies NAME ...] [--repeat N] [--seed N] [--most-ranks N]
+        [--fidelity event] [--interpreted] [--json]
 
 Suites: ``paper`` (the 24 batches of arXiv 2608.01150, inferred), ``random16`` and ``random32`` (4, 8 or 12 videos with
 50, 200 or 400 images, light to heavy), ``slow`` (the same 16 ranks with an eighth of the link and network bandwidth),
@@ -14,16 +14,22 @@ clips that it has not seen (all suites but ``paper``, which has none to draw).
 Gaps are to B3, a bound for any rank sets, and to the bound within aligned blocks where a plan states one. Times are
 minima over repeats; beside them they stand in calibration loops (20,000 rounds of integer work, timed just before and
 after), for comparison between machines and on busy ones.
+
+``--fidelity event`` simulates every plan that fits (the coalesced engine, no noise, no gathers of state: what the
+makespan is a sum for) and states by how much the step exceeds the makespan. Above 3 % it follows the chain of work that
+the step waited for, and simulates the other drafts that ``zellige`` chose among.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,8 +38,15 @@ import msgspec
 from zellige.catalog import load_cluster, load_model
 from zellige.cluster import Cluster
 from zellige.errors import ZelligeError
-from zellige.placement import Plan, Problem
+from zellige.placement import Plan, Problem, make_plan
 from zellige.plan import plan_batch, prefer_compiled
+from zellige.plan import zellige as planner
+from zellige.plan.chain import chain_ns
+from zellige.plan.packing import Split
+from zellige.plan.search_kernel import NEVER
+from zellige.problem import Rung
+from zellige.program import lower
+from zellige.sim import SimOptions, Simulation, simulate
 from zellige.sim.what_if import apply_setting
 from zellige.sources import Options, batches_of, build_problem, load_setting, read_source
 from zellige.workload import Clip, build_batch
@@ -51,6 +64,8 @@ USES = (0.70, 0.80, 0.85, 0.90, 0.95)
 SCALES = (64, 256, 1024, 4096)
 CURVE = (4000, 8000, 16_000, 32_000, 64_000)
 CALIBRATION = 20_000
+ADDITIVE_WITHIN = 0.03
+"""A simulated step may exceed the makespan by so much before the report says what it waited for."""
 
 
 def main() -> None:
@@ -59,6 +74,8 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=["zellige", "static-coalesced", "dp"])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="0: the batches that settings were chosen on")
+    parser.add_argument("--most-ranks", type=int, default=SCALES[-1], help="leave out larger clusters")
+    parser.add_argument("--fidelity", choices=["additive", "event"], default="additive", help="event: simulate plans")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--interpreted", action="store_true", help="without compiled loops")
     arguments = parser.parse_args()
@@ -66,9 +83,10 @@ def main() -> None:
     if compiled:
         load_compiled_loops()
     rows = [
-        measure(suite, name, problem, policy, arguments.repeat)
+        measure(suite, name, problem, policy, arguments.repeat, simulated=arguments.fidelity == "event")
         for suite in arguments.suite
         for name, problem in suite_problems(suite, arguments.seed)
+        if problem.cluster.num_ranks <= arguments.most_ranks
         for policy in arguments.policies
     ]
     unit = calibrate()
@@ -81,6 +99,7 @@ def main() -> None:
     for suite in arguments.suite:
         for policy in arguments.policies:
             print_summary(suite, policy, rows)
+            print_excess(suite, policy, rows)
         print_losses(suite, rows)
 
 
@@ -165,7 +184,9 @@ def with_use(problem: Problem, use: float) -> Problem:
     return dataclasses.replace(problem, memory=memory)
 
 
-def measure(suite: str, name: str, problem: Problem, policy: str, repeat: int) -> dict[str, Any]:
+def measure(
+    suite: str, name: str, problem: Problem, policy: str, repeat: int, *, simulated: bool = False
+) -> dict[str, Any]:
     """A plan's figures, and the least of its planning times."""
     plans: list[Plan] = []
     row: dict[str, Any] = {"suite": suite, "batch": name, "policy": policy}
@@ -188,7 +209,95 @@ def measure(suite: str, name: str, problem: Problem, policy: str, repeat: int) -
         "blocks_gap": blocks,
         "planning_ms": min(p.solver.planning_ns for p in plans) / 1e6,
         "loops": min(p.solver.planning_ns / 1e6 / unit for p, unit in zip(plans, units, strict=True)),
+        **(in_simulator(plan, problem) if simulated and plan.fits else {}),
     }
+
+
+def in_simulator(plan: Plan, problem: Problem) -> dict[str, Any]:
+    """The simulated step, its excess over the makespan and, where that is large, why, and whether a draft avoids it."""
+    problem = dataclasses.replace(problem, engine=plan.engine)
+    step = simulated_step(plan, problem).report.step_time_ns
+    excess = step / plan.makespan_ns - 1
+    row: dict[str, Any] = {"simulated_seconds": step / 1e9, "excess": excess}
+    if excess > ADDITIVE_WITHIN:
+        row["chain"] = chain_over_makespan(plan, problem)
+        row["crossing_sets"] = crossing_sets(plan)
+        row["waits_for"] = critical_path(simulated_step(plan, problem, trace=True))
+        row["drafts"] = simulated_drafts(plan, problem, step) if plan.policy == "zellige" else []
+    return row
+
+
+def simulated_step(plan: Plan, problem: Problem, *, trace: bool = False) -> Simulation:
+    """A step without noise and without gathers; with a trace every layer is stepped through."""
+    options = SimOptions(state_traffic=False, trace=trace, repeat_layers=not trace)
+    return simulate(lower(plan, problem), problem, "event", options)
+
+
+def chain_over_makespan(plan: Plan, problem: Problem) -> float:
+    """The least step of the split sequences, with the engine's calls, over the makespan."""
+    ways = []
+    for placement in plan.placements:
+        option = problem.option_on(placement.bucket, placement.config, placement.ranks)
+        if placement.config.is_split and option is not None:
+            degree, time_ns = placement.config.degree, option.time_ns
+            kept, live = option.kept_bytes, option.live_bytes
+            rung = Rung(time_ns * degree, time_ns, degree, option.num_nodes, kept, live, option)
+            ways.append(Split(placement.bucket, rung, placement.ranks))
+    rounds = max((way.rung.option.config.k for way in ways), default=0)
+    cluster = problem.cluster
+    calls = problem.shared_calls_ns(cluster.num_ranks, cluster.num_nodes, rounds) if rounds else 0
+    return (chain_ns(problem, ways) + calls) / plan.makespan_ns
+
+
+def crossing_sets(plan: Plan) -> int:
+    """Pairs of rank sets of split sequences that overlap and do not nest."""
+    sets = {frozenset(placement.ranks) for placement in plan.placements if placement.config.is_split}
+    pairs = itertools.combinations(sets, 2)
+    return sum(1 for one, other in pairs if one & other and one & other not in (one, other))
+
+
+def critical_path(done: Simulation) -> dict[str, float]:
+    """Shares of the step, by operation and rank, of the chain that ends it, the largest first: back from the rank that
+    ends last and, through every exchange that it waited for, on to the rank that came last to it."""
+    ends = {}
+    transfers = {}
+    for span in done.trace.spans:
+        if span.lane == "network":
+            transfers[span.rank, span.name, span.stop_ns] = span
+        elif span.duration_ns:
+            ends[span.rank, span.stop_ns] = span
+    time_ns = done.report.step_time_ns
+    rank = next(each.rank for each in done.report.ranks if each.idle_ns == 0)
+    shares: Counter[str] = Counter()
+    while time_ns:
+        span = ends[rank, time_ns]
+        name = span.name
+        if name.endswith(".wait"):
+            span = transfers[rank, name.removesuffix(".wait"), time_ns]
+            rank, label = span.last_rank, "exchanges"
+        else:
+            label = "calls" if span.lane == "wait" else f"{name.split('.')[-1]} on {rank}"
+        shares[label] += span.duration_ns
+        time_ns = span.start_ns
+    return {label: total / done.report.step_time_ns for label, total in shares.most_common()}
+
+
+def simulated_drafts(plan: Plan, problem: Problem, step: int) -> list[dict[str, Any]]:
+    """The other drafts that the planner chose among, by their simulated step over the plan's."""
+    drafts = planner._drafts(problem, planner._families(problem), {})
+    drafts += planner._uniform(problem, min((makespan for makespan, _ in drafts), default=NEVER))
+    found = {}
+    for _, draft in drafts:
+        placements = planner._placements(problem, draft)
+        other = make_plan(problem, "zellige", placements, bound=(plan.bound_ns, plan.bound), solver=plan.solver)
+        if other.placements != plan.placements and other.fits:
+            found[other.placements] = other
+    rows = []
+    for other in found.values():
+        reached = simulated_step(other, problem).report.step_time_ns
+        over = {"makespan": other.makespan_ns / plan.makespan_ns - 1, "simulated": reached / step - 1}
+        rows.append({**over, "excess": reached / other.makespan_ns - 1, "chain": chain_over_makespan(other, problem)})
+    return sorted(rows, key=lambda row: row["simulated"])
 
 
 def as_line(row: dict[str, Any]) -> str:
@@ -198,7 +307,8 @@ def as_line(row: dict[str, Any]) -> str:
     blocks = "      -" if row["blocks_gap"] is None else f"{row['blocks_gap']:7.2%}"
     full = "" if row["fits"] else "  over memory"
     times = f"{row['planning_ms']:8.2f} ms {row['loops']:7.2f} loops"
-    return head + f"{row['seconds']:10.2f} s  B3 {row['gap']:7.2%}  blocks {blocks} {times}{full}"
+    excess = f"  simulated {row['excess']:+7.2%}" if "excess" in row else ""
+    return head + f"{row['seconds']:10.2f} s  B3 {row['gap']:7.2%}  blocks {blocks} {times}{excess}{full}"
 
 
 def print_summary(suite: str, policy: str, rows: list[dict[str, Any]]) -> None:
@@ -217,6 +327,29 @@ def print_summary(suite: str, policy: str, rows: list[dict[str, Any]]) -> None:
         loops = sorted(row["loops"] for row in good)
         print(f"; loops median {statistics.median(loops):.2f} p99 {loops[int(0.99 * (len(loops) - 1))]:.2f}", end="")
     print()
+
+
+def print_excess(suite: str, policy: str, rows: list[dict[str, Any]]) -> None:
+    """By how much simulated steps exceed makespans, and why where by much."""
+    mine = [row for row in rows if (row["suite"], row["policy"]) == (suite, policy) and "excess" in row]
+    if not mine:
+        return
+    values = [float(row["excess"]) for row in mine]
+    above = [row for row in mine if "chain" in row]
+    print(
+        f"  simulated over makespan, {len(mine)} plans: mean {statistics.fmean(values):+.2%} min {min(values):+.2%}"
+        f" max {max(values):+.2%}; above {ADDITIVE_WITHIN:.0%}: {len(above)}"
+    )
+    for row in above:
+        path = ", ".join(f"{label} {share:.0%}" for label, share in row["waits_for"].items() if share >= 0.05)
+        print(f"  {row['batch']}: {row['excess']:+.2%}, B3 {row['gap']:.2%}; binding chain: {path}")
+        sets = f"{row['crossing_sets']} pairs of rank sets cross" if row["crossing_sets"] else "rank sets nest"
+        print(f"    chain of split work {row['chain']:.2%} of the makespan; {sets}; other drafts: {len(row['drafts'])}")
+        for draft in row["drafts"]:
+            print(
+                f"      makespan {draft['makespan']:+.2%}, simulated {draft['simulated']:+.2%} against the plan's;"
+                f" excess {draft['excess']:+.2%}, chain {draft['chain']:.2%}"
+            )
 
 
 def print_losses(suite: str, rows: list[dict[str, Any]], slack: float = 0.002) -> None:

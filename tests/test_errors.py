@@ -22,7 +22,7 @@ BUGS = {"ZelligeError", "InternalError", "WireBytesError"}
 VAGUE = {kind.__name__ for kind in (UsageError, FileError, FormatError, SchemaVersionError)}
 """Classes of so many causes that each place has to say its own way out."""
 
-OWN_KEEPING = {"sim", "profile", "validation_plans.py"}
+OWN_KEEPING = {"sim", "profile"}
 """Rooms and modules whose usage errors are met by programs; their files' errors have the class's way out."""
 
 

@@ -17,6 +17,8 @@ from zellige.memory import Checkpoint, kept_bytes, live_bytes
 from zellige.model import ModelSpec
 from zellige.prices import Price, attention_shape, footprints, legal_configs
 from zellige.shards import WHOLE, ParallelConfig, sequence_bytes
+from zellige.sources import build_problem
+from zellige.workload import Clip, build_batch
 
 WAN = load_model("wan2.1-t2v-1.3b")
 NODE = load_cluster("a800x8")
@@ -296,9 +298,26 @@ def test_legal_configurations_of_wan_on_eight_and_sixteen_ranks() -> None:
 
 
 def test_footprints() -> None:
-    """Even spreads over one, two, four ... nodes; 9 of 16 ranks cannot spread evenly, yet need two nodes."""
+    """One, two, four ... nodes, evenly or not: 3 ranks may lie 2 + 1, and 9 of 16 ranks need two nodes."""
     spans = {degree: footprints(TWO_NODES, degree) for degree in (1, 3, 8, 9, 12, 16)}
-    assert spans == {1: (1,), 3: (1,), 8: (1, 2), 9: (2,), 12: (2,), 16: (2,)}
+    assert spans == {1: (1,), 3: (1, 2), 8: (1, 2), 9: (2,), 12: (2,), 16: (2,)}
     assert {degree: footprints(NODE, degree) for degree in (1, 8)} == {1: (1,), 8: (1,)}
     four_nodes = load_cluster("a6000x32")
     assert [footprints(four_nodes, degree) for degree in (8, 16, 32)] == [(1, 2, 4), (2, 4), (4,)]
+
+
+def test_ranks_that_straddle_nodes_are_never_priced_as_if_they_did_not() -> None:
+    """Neither 2 + 1 ranks, for which there is no even spread, nor more nodes than the table knows."""
+    for name in ("a800x16", "h100x64"):
+        cluster = load_cluster(name)
+        batch, _ = build_batch("one", [Clip(id="video", width=1920, height=1080, num_frames=81)], WAN)
+        problem = build_problem(batch, cluster=cluster, model=WAN.name)
+        bucket, per_node = batch.buckets[0].name, cluster.ranks_per_node
+        for degree in (2, 3, 4, 5, 7):
+            near = tuple(range(degree))
+            apart = (*range(degree - 1), per_node)
+            wide = tuple(sorted(per_node * (rank % cluster.num_nodes) + rank for rank in range(degree)))
+            options = [problem.option_on(bucket, ParallelConfig(k=degree), ranks) for ranks in (near, apart, wide)]
+            times = [option.time_ns for option in options if option is not None]
+            assert len(times) == 3
+            assert times[0] < times[1] <= times[2]

@@ -229,18 +229,18 @@ def usp_config(model: ModelSpec, cluster: Cluster) -> ParallelConfig:
 
 
 def footprints(cluster: Cluster, degree: int) -> tuple[int, ...]:
-    """The numbers of nodes over which ``degree`` ranks are spread evenly.
+    """The numbers of nodes over which ``degree`` ranks are priced, as evenly as they go.
 
-    Powers of two that divide the degree, from the fewest nodes to four times as many.
+    Powers of two, from the fewest nodes to four times as many. A set of ranks that spans another number of nodes has the
+    price of the next wider one.
     """
     spans: list[int] = []
     nodes = 1
     while nodes <= min(cluster.num_nodes, degree) and (not spans or nodes <= 4 * spans[0]):
-        if degree % nodes == 0 and degree // nodes <= cluster.ranks_per_node:
+        if -(-degree // nodes) <= cluster.ranks_per_node:
             spans.append(nodes)
         nodes *= 2
-    smallest = cluster.smallest_footprint(degree)
-    return tuple(spans) or (smallest,)
+    return tuple(spans) or (cluster.smallest_footprint(degree),)
 
 
 def check_table(table: PriceTable, model: ModelSpec, cluster: Cluster, checkpoint: str, where: str) -> None:

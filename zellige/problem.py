@@ -108,8 +108,8 @@ class Problem:
     setup: Setup = NO_SETUP
 
     @cached_property
-    def options(self) -> dict[str, tuple[Option, ...]]:
-        """Options by bucket name, sorted by degree, footprint and time, whether or not they fit in memory."""
+    def priced(self) -> dict[str, tuple[Option, ...]]:
+        """All that the table prices, by bucket name, sorted by degree, footprint and time."""
         table = self._prices
         result = {}
         for bucket in self.batch.buckets:
@@ -120,6 +120,21 @@ class Problem:
                 sorted(options, key=lambda o: (o.config.degree, o.num_nodes, o.time_ns, o.config))
             )
         return result
+
+    @cached_property
+    def options(self) -> dict[str, tuple[Option, ...]]:
+        """Options by bucket name, sorted alike, whether or not they fit in memory: what is :attr:`priced` evenly over
+        nodes, or on as few as can be.
+        """
+        return {
+            name: tuple(
+                option
+                for option in options
+                if option.config.degree % option.num_nodes == 0
+                or option.num_nodes == self.cluster.smallest_footprint(option.config.degree)
+            )
+            for name, options in self.priced.items()
+        }
 
     @cached_property
     def rungs(self) -> dict[str, tuple[Rung, ...]]:
@@ -154,14 +169,14 @@ class Problem:
         """The least work within a time, by bucket name, on any ranks; memory is not looked at."""
         return {
             name: work_front((o.floor_ns, o.floor_ns * o.config.degree) for o in options)
-            for name, options in self.options.items()
+            for name, options in self.priced.items()
         }
 
     @cached_property
     def fronts_by_rounds(self) -> tuple[tuple[int, dict[str, WorkFront]], ...]:
         """(fewest ring rounds, :attr:`work_fronts` of options up to a limit) for plans that split nothing (0 rounds),
         of 1 round, 2, 3 to 4, 5 to 8, ...: every plan is of one kind, and of its options none is left out."""
-        most = max((option.config.k for options in self.options.values() for option in options), default=1)
+        most = max((option.config.k for options in self.priced.values() for option in options), default=1)
         limits = [0, *(2**power for power in range((most - 1).bit_length() + 1))]
         return tuple(
             (
@@ -172,7 +187,7 @@ class Problem:
                         for o in options
                         if o.config.k <= limit or o.config.degree == 1
                     )
-                    for name, options in self.options.items()
+                    for name, options in self.priced.items()
                 },
             )
             for limit in limits
@@ -226,7 +241,7 @@ class Problem:
     def _by_key(self) -> dict[str, dict[tuple[ParallelConfig, int], Option]]:
         return {
             name: {(option.config, option.num_nodes): option for option in options}
-            for name, options in self.options.items()
+            for name, options in self.priced.items()
         }
 
     @cached_property
@@ -250,7 +265,7 @@ class Problem:
         return self._by_key[bucket].get((config, num_nodes))
 
     def option_on(self, bucket: str, config: ParallelConfig, ranks: tuple[int, ...]) -> Option | None:
-        """The option for a rank set; an uneven spread over nodes is priced as the next wider footprint in the table."""
+        """The option for a rank set; a footprint that the table lacks is priced as the next wider one, or the widest."""
         key = (bucket, config, 1 if len(ranks) == 1 else self.cluster.footprint(ranks))
         if key not in self._by_span:
             self._by_span[key] = self._widest(*key)
@@ -263,7 +278,9 @@ class Problem:
     def _widest(self, bucket: str, config: ParallelConfig, span: int) -> Option | None:
         table = self._by_key[bucket]
         widths = [nodes for (priced, nodes) in table if priced == config]
-        return table[config, min(widths, key=lambda nodes: (nodes < span, nodes))] if widths else None
+        if not widths:
+            return None
+        return table[config, min((nodes for nodes in widths if nodes >= span), default=max(widths))]
 
     def whole(self, bucket: Bucket) -> Option:
         """The option that does not split."""

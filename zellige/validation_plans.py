@@ -54,7 +54,7 @@ def rotation(problem: Problem, count: int = 18) -> list[tuple[str, Plan]]:
     videos = [s for s in problem.batch.sequences if s.bucket.is_video]
     configs, ranks = rotation_configs(problem), problem.cluster.num_ranks
     if not videos or not configs:
-        raise UsageError("the rotation needs videos and at least two ranks")
+        raise UsageError("the rotation needs videos and at least two ranks", fix="zellige-sim validate suite")
     plans = []
     for number in range(count):
         placed = []

@@ -11,7 +11,7 @@ The least of these sums over all numbers of rounds is B3 with calls.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from zellige.placement import Problem
@@ -36,9 +36,12 @@ def canonical_bound(problem: Problem) -> int:
     return least_time(_choices(problem), problem.cluster.num_ranks)
 
 
-def bound_with_calls(problem: Problem) -> int:
-    """B3 with the calls that the coalesced engine adds to every rank, in nanoseconds; B3 itself for other engines."""
-    least = canonical_bound(problem)
+def bound_with_calls(problem: Problem, canonical: int | None = None) -> int:
+    """B3 with the calls that the coalesced engine adds to every rank, in nanoseconds; for other engines B3 itself.
+
+    ``canonical`` is B3 where that is known.
+    """
+    least = canonical_bound(problem) if canonical is None else canonical
     if problem.engine != "coalesced":
         return least
     cluster = problem.cluster
@@ -68,7 +71,7 @@ def least_time(choices: Choices, num_ranks: int) -> int:
 def best_bound(problem: Problem) -> tuple[int, str]:
     """The largest of the bounds and its name."""
     area, indivisible, canonical = area_bound(problem), indivisible_bound(problem), canonical_bound(problem)
-    with_calls = bound_with_calls(problem)
+    with_calls = bound_with_calls(problem, canonical)
     if with_calls > canonical:
         return with_calls, "B3 canonical, with calls"
     if canonical > max(area, indivisible):
@@ -83,8 +86,5 @@ def _choices(problem: Problem) -> Choices:
 
 def _work_within(choices: Choices, limit: int) -> int:
     """The least total work of options within a time limit; the limit must allow one for every bucket."""
-    return sum(count * options[bisect_right(options, limit, key=_time) - 1][1] for count, options in choices)
-
-
-def _time(option: tuple[int, int]) -> int:
-    return option[0]
+    beyond = (limit + 1,)
+    return sum([count * options[bisect_left(options, beyond) - 1][1] for count, options in choices])

@@ -150,7 +150,7 @@ def micro_steps_advice(problem: Problem, planner: Planner) -> str:
     try:
         needed = f"{plan_micro_steps(problem, counting).num_micro_steps}"
     except _EnoughPlansError:
-        needed = f"{room_need(problem).least_micro_steps} or more"
+        needed = f"{max(2, room_need(problem).least_micro_steps)} or more"
     except (InfeasibleError, TimeLimitError) as error:
         return f"micro-steps do not help: {error.message}"
     return f"--micro-steps auto, which would need {needed} micro-steps"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from zellige.errors import NoRoomError
@@ -84,7 +83,7 @@ def plan_zellige(problem: Problem) -> Plan:
     return make_plan(
         problem,
         "zellige",
-        list(_placements(problem, chosen)),
+        _placements(problem, chosen),
         bound=bound,
         blocks_bound_ns=blocks_bound,
         solver=Solver(name="aligned search", status="heuristic"),
@@ -249,7 +248,7 @@ def _free_draft(problem: Problem, family: Family, rungs: dict[str, tuple[Rung, .
             return None, True
         if found is None:
             continue
-        if found.longest > good:
+        if found.longest > good and (best is None or found.longest <= best.longest + (best.longest >> NEAR)):
             found = polish(task, found)
         best = faster(best, found)
         if found.longest <= good:
@@ -325,7 +324,7 @@ def _anchors(task: Task, share: int) -> dict[str, int]:
     return anchors
 
 
-def _placements(problem: Problem, found: Draft) -> Iterator[Placement]:
+def _placements(problem: Problem, found: Draft) -> list[Placement]:
     """The draft as placements; sequences of a bucket are interchangeable and take its places in batch order."""
     places: dict[str, list[tuple[ParallelConfig, tuple[int, ...]]]] = {}
     for bucket, rung, ranks in found.split:
@@ -336,15 +335,18 @@ def _placements(problem: Problem, found: Draft) -> Iterator[Placement]:
         for rank, count in enumerate(counts):
             if count:
                 taken.extend([alone[rank]] * count)
-    waiting = {id(bucket): (bucket.name, iter(places[bucket.name])) for bucket in problem.counts}
+    same: dict[int, tuple[str, list[str]]] = {id(bucket): (bucket.name, []) for bucket in problem.counts}
     for sequence in problem.batch.sequences:
-        same = waiting.get(id(sequence.bucket))
-        if same is None:
-            same = waiting[id(sequence.bucket)] = next(
-                waiting[id(bucket)] for bucket in problem.counts if bucket == sequence.bucket
-            )
-        config, ranks = next(same[1])
-        yield Placement(sequence=sequence.id, bucket=same[0], config=config, ranks=ranks)
+        known = same.get(id(sequence.bucket))
+        if known is None:
+            known = next(same[id(bucket)] for bucket in problem.counts if bucket == sequence.bucket)
+            same[id(sequence.bucket)] = known
+        known[1].append(sequence.id)
+    return [
+        Placement(sequence=sequence, bucket=name, config=config, ranks=ranks)
+        for name, sequences in [same[id(bucket)] for bucket in problem.counts]
+        for sequence, (config, ranks) in zip(sequences, places[name], strict=True)
+    ]
 
 
 def _ways(found: Draft) -> dict[tuple[str, ParallelConfig, tuple[int, ...]], int]:
