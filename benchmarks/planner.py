@@ -343,8 +343,9 @@ def print_excess(suite: str, policy: str, rows: list[dict[str, Any]]) -> None:
     for row in above:
         path = ", ".join(f"{label} {share:.0%}" for label, share in row["waits_for"].items() if share >= 0.05)
         print(f"  {row['batch']}: {row['excess']:+.2%}, B3 {row['gap']:.2%}; binding chain: {path}")
+        tried = f"other drafts: {len(row['drafts'])}" if policy == "zellige" else "no other plan was tried"
         sets = f"{row['crossing_sets']} pairs of rank sets cross" if row["crossing_sets"] else "rank sets nest"
-        print(f"    chain of split work {row['chain']:.2%} of the makespan; {sets}; other drafts: {len(row['drafts'])}")
+        print(f"    chain of split work {row['chain']:.2%} of the makespan; {sets}; {tried}")
         for draft in row["drafts"]:
             print(
                 f"      makespan {draft['makespan']:+.2%}, simulated {draft['simulated']:+.2%} against the plan's;"

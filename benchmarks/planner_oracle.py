@@ -4,10 +4,10 @@
 
 ``--instances``: 2 to 6 sequences on 4 to 8 ranks of 1, 2 or 4 nodes, prices analytic or made up, both engines, memory
 tight in a third. Bound <= optimum <= plan, with the optimum over **any** rank sets, and no plan on aligned blocks is
-below the bound stated for them. ``--poor``: batches of ``planner.py`` on 16 ranks that fill 93 to 115 % of the memory
-where whole. Each gets a plan or micro-steps; CP-SAT tries what gets no plan though memory does not rule one out.
-``--repeat``: so many plans of each batch from four processes, two with compiled loops, each with its own hash seed;
-then in another order under other names, and with all prices doubled. The exit status is 1 where anything does not hold.
+below the bound for them. ``--poor``: batches of ``planner.py`` on 16 ranks that, whole, fill 93 to 115 % of the memory.
+Each gets a plan or micro-steps; CP-SAT tries what gets no plan though memory does not rule one out. ``--repeat``: so
+many plans of each batch from four processes, two with compiled loops, each with its own hash seed; then in another
+order under other names, and with all prices doubled. The exit status is 1 where anything does not hold.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import combinations, islice, product
 from pathlib import Path
@@ -43,7 +43,7 @@ from zellige.placement import ENGINES, Plan, Problem
 from zellige.plan import plan_batch, prefer_compiled
 from zellige.plan.bounds import best_bound
 from zellige.plan.joint import Limits, solve_joint
-from zellige.plan.micro_steps import plan_in_steps, plan_one_step, policy_planner
+from zellige.plan.micro_steps import plan_in_steps, policy_planner
 from zellige.plan.room import room_need
 from zellige.prices import Price, PriceRow
 from zellige.shards import ParallelConfig
@@ -53,6 +53,8 @@ from zellige.workload import Clip, build_batch
 
 CLUSTERS = ((4, 1), (4, 2), (5, 1), (6, 1), (6, 2), (7, 1), (8, 1), (8, 2), (8, 4))
 Row = dict[str, Any]
+RankSets = dict[tuple[int, int], list[tuple[int, ...]]]
+State = tuple[tuple[int, int, int], ...]
 
 
 def main() -> None:
@@ -79,9 +81,8 @@ def main() -> None:
         parts["repeat"] = check_repeats(arguments.repeat)
     if arguments.json:
         print(json.dumps(parts, indent=2))
-    else:
-        for key, value in [pair for part in parts.values() for pair in part.items()]:
-            print(f"{key:33}", *(["", *value] if isinstance(value, list) else [value]), sep="\n  ")
+    for key, value in [] if arguments.json else [pair for part in parts.values() for pair in part.items()]:
+        print(key, *(value if isinstance(value, list) else [value]), sep="\n  ")
     sys.exit(any(part["broken"] for part in parts.values()))
 
 
@@ -96,14 +97,10 @@ class Use(NamedTuple):
     span: int
 
 
-RankSets = dict[tuple[int, int], list[tuple[int, ...]]]
-State = tuple[tuple[int, int, int], ...]
-
-
 def check_instance(number: int) -> Row:
     """A small batch's optimum, bounds and plan, and what of them is broken."""
     problem, kind = small_problem(number)
-    cluster, memory = problem.cluster, problem.memory
+    cluster = problem.cluster
     everywhere, blocks = rank_sets(cluster), rank_sets(cluster, blocks=True)
     row: Row = {"number": number, "kind": kind, "size": f"{len(problem.batch.sequences)} on {cluster.name}"}
     try:
@@ -121,7 +118,7 @@ def check_instance(number: int) -> Row:
     predicted = [(p.time_ns, p.memory_bytes) for p in plan.predicted]
     owed = {
         "costs": predicted == list(zip(times, needs, strict=True)) and plan.makespan_ns == max(times),
-        "memory": plan.fits and max(needs) <= memory.usable_bytes,
+        "memory": plan.fits and max(needs) <= problem.memory.usable_bytes,
         "every sequence once": [p.sequence for p in plan.placements] == [s.id for s in problem.batch.sequences],
         "bound <= optimum <= plan": best is not None and plan.bound_ns <= best,
         "bound on blocks": least_makespan(problem, blocks, plan.blocks_bound_ns or 0, alike=False) is None,
@@ -137,12 +134,11 @@ def small_problem(number: int) -> tuple[Problem, str]:
     videos = [clip for kind in VIDEOS.values() for clip in kind]
     images = [(width, height, 1) for width, height in IMAGES]
     shapes = [chance.choice(videos if chance.random() < 0.67 else images) for _ in range(chance.randint(2, 6))]
-    clips = [Clip(id=f"c{n}", width=w, height=h, num_frames=frames) for n, (w, h, frames) in enumerate(shapes)]
+    clips = [Clip(id=f"c{n}", width=w, height=h, num_frames=f) for n, (w, h, f) in enumerate(shapes)]
     problem = build_problem(build_batch("small", clips, load_model(MODEL))[0], cluster=cluster, model=MODEL)
     rows = [row for row in problem.prices.rows if row.config.degree in (1, 2, 4, 8)]
-    if number // 6 % 2:
-        rows = made_up_prices(chance, rows)
-    prices = msgspec.structs.replace(problem.prices, rows=tuple(rows))
+    made_up = made_up_prices(chance, rows) if number // 6 % 2 else rows
+    prices = msgspec.structs.replace(problem.prices, rows=tuple(made_up))
     problem = dataclasses.replace(problem, engine=ENGINES[number % 2], prices=prices)
     kind = f"{problem.engine}, {'made-up' if number // 6 % 2 else 'analytic'}, {'tight' if tight else 'loose'}"
     return (with_use(problem, chance.uniform(0.4, 1.05)) if tight else problem), kind
@@ -152,25 +148,23 @@ def made_up_prices(chance: random.Random, rows: list[PriceRow]) -> list[PriceRow
     """Up to five configurations, at prices from smooth to arbitrary."""
     splits = sorted({row.config for row in rows if row.config.is_split})
     kept = {ParallelConfig(), *chance.sample(splits, min(len(splits), chance.randint(1, 4)))}
-    smooth, made_up = chance.random() < 0.6, []
-    whole: dict[str, tuple[float, int]] = {}
+    smooth, made_up, whole = chance.random() < 0.6, [], dict[str, tuple[float, int]]()
     for row in [row for row in rows if row.config in kept]:
         time, bytes_kept = whole.setdefault(row.bucket, (10 ** chance.uniform(0.5, 3.3), chance.randint(8, 64)))
         degree, split = row.config.degree, row.config.is_split
         spread = 1 if not split else chance.uniform(1, 1.4) if smooth else chance.uniform(0.3, degree * 1.5)
         taken = max(1, round(time / degree * spread)) * MILLISECOND
-        needed = max(1, round(bytes_kept / degree * chance.uniform(1, 1.5))) * MIB
-        launch, live = split * chance.randint(0, 90) * MILLISECOND, chance.randint(0, 12) * MIB
+        launch = chance.randint(0, 90) * MILLISECOND if split else 0
+        needed, live = max(1, round(bytes_kept / degree * chance.uniform(1, 1.5))) * MIB, chance.randint(0, 12) * MIB
         price = make_price(taken, launch, needed, live, exchange=taken // chance.randint(2, 9) if split else 0)
         made_up.append(msgspec.structs.replace(row, price=price))
     return made_up
 
 
 def rank_sets(cluster: Cluster, *, blocks: bool = False) -> RankSets:
-    """All rank sets (or equal runs at multiples of their length on an aligned run of the fewest nodes), by how many
-    ranks they have and how many nodes they touch."""
-    sets: RankSets = {}
-    per_node = cluster.ranks_per_node
+    """Rank sets by size and nodes touched: all, or equal runs at multiples of their length on an aligned run of the
+    fewest nodes."""
+    sets, per_node = RankSets(), cluster.ranks_per_node
     for ranks in (ranks for n in range(cluster.num_ranks) for ranks in combinations(range(cluster.num_ranks), n + 1)):
         span, first = cluster.footprint(ranks), ranks[0]
         starts, width = range(first, first + span * per_node, per_node), len(ranks) // span
@@ -189,11 +183,9 @@ def price_on(rows: Iterable[PriceRow], bucket: str, config: ParallelConfig, span
 
 def uses_of(problem: Problem, bucket: str, sets: RankSets) -> list[Use]:
     """What a bucket's splits take, by the engines' definitions."""
-    uses = []
-    rows = [row for row in problem.prices.rows if row.bucket == bucket]
-    for config, (degree, span) in product(sorted({row.config for row in rows}), sets):
-        if degree != config.degree:
-            continue
+    uses, rows = [], [row for row in problem.prices.rows if row.bucket == bucket]
+    configs = sorted({row.config for row in rows})
+    for config, (degree, span) in (pair for pair in product(configs, sets) if pair[0].degree == pair[1][0]):
         price, rounds = price_on(rows, bucket, config, span), config.k if degree > 1 else 0
         kept, live, time = price.kept_bytes, price.live_bytes, price.exchange_ns + price.launch_ns
         if problem.engine == "coalesced":
@@ -210,8 +202,7 @@ def least_makespan(problem: Problem, sets: RankSets, below: int, *, alike: bool 
     ranks, so each number of rounds is searched on its own.
     """
     uses = {bucket.name: uses_of(problem, bucket.name, sets) for bucket in problem.counts}
-    cluster, found = problem.cluster, None
-    coalesced = problem.engine == "coalesced"
+    cluster, found, coalesced = problem.cluster, None, problem.engine == "coalesced"
     for most in sorted({use.rounds for several in uses.values() for use in several}) if coalesced else [99]:
         calls = brute_force.calls_ns(problem, cluster.num_ranks, cluster.num_nodes, most) if coalesced and most else 0
         limit = below - calls
@@ -306,41 +297,33 @@ def check_poor(number: int, limit: float) -> Row:
     """How many micro-steps a batch short of memory takes; 0: it is not solved."""
     chance = random.Random(f"poor/{number}")
     videos, images, kind = chance.choice((4, 8, 12)), chance.choice((50, 200, 400)), chance.choice(list(VIDEOS))
-    use = chance.uniform(0.93, 1.15)
-    problem = with_use(mixed_problem(load_cluster("a800x16"), videos, images, kind, 1000 + number), use)
-    posed, planner = policy_planner(problem, "zellige")
-    row: Row = {"number": number, "batch": f"{videos}v{images}i-{kind}@{use:.3f}", "cp_sat": ""}
+    problem, use = (
+        mixed_problem(load_cluster("a800x16"), videos, images, kind, 1000 + number),
+        chance.uniform(0.93, 1.15),
+    )
+    posed, planner = policy_planner(with_use(problem, use), "zellige")
     least = room_need(posed).least_micro_steps
+    row: Row = {"batch": f"{number}: {videos}v{images}i-{kind}@{use:.3f}", "least": least, "cp_sat": ""}
     try:
-        plans: Sequence[Plan] = [plan_one_step(posed, planner)]
-    except InfeasibleError:
-        try:
-            # within so wide a gap, the first solution ends the search
-            limits = Limits(deterministic=limit, relative_gap=1e6)
-            row["cp_sat"] = "" if least > 1 else solve_joint(posed, limits=limits).status
+        found = plan_in_steps(posed, planner)
+    except (InfeasibleError, TimeLimitError) as error:
+        return row | {"steps": 0, "broken": [str(error)]}
+    plans = [found] if isinstance(found, Plan) else found.plans
+    if len(plans) > least == 1:
+        try:  # within so wide a gap, the first solution ends the search
+            row["cp_sat"] = solve_joint(posed, limits=Limits(deterministic=limit, relative_gap=1e6)).status
         except InfeasibleError:
             row["cp_sat"] = "none exists"
-        try:
-            found = plan_in_steps(posed, planner)
-        except (InfeasibleError, TimeLimitError) as error:
-            return row | {"steps": 0, "least": least, "broken": [str(error)]}
-        plans = [found] if isinstance(found, Plan) else found.plans
-    placed = sorted(placement.sequence for plan in plans for placement in plan.placements)
-    holds = (
-        len(plans) >= least
-        and placed == sorted(s.id for s in problem.batch.sequences)
-        and all(plan.fits for plan in plans)
-    )
-    return row | {"steps": len(plans), "least": least, "broken": [] if holds else ["not a schedule of the batch"]}
+    placed = sorted(placement.sequence for plan in plans for placement in plan.placements if plan.fits)
+    holds = placed == sorted(s.id for s in posed.batch.sequences)
+    return row | {"steps": len(plans), "broken": [] if holds and len(plans) >= least else ["plans"]}
 
 
 def sum_up_poor(rows: list[Row]) -> Row:
     """How many batches took how many steps, and those that CP-SAT solves in fewer."""
     return {
-        "batches": len(rows),
         "ruled out by memory": sum(row["least"] > 1 for row in rows),
         "batches by micro-steps": dict(sorted(Counter(row["steps"] for row in rows).items())),
-        "more than memory proves": sum(row["steps"] > row["least"] for row in rows),
         "CP-SAT finds, of those it tried": dict(Counter(row["cp_sat"] for row in rows if row["cp_sat"])),
         "tried": [row for row in rows if row["cp_sat"]],
         "broken": [row for row in rows if row["broken"]],
@@ -348,9 +331,9 @@ def sum_up_poor(rows: list[Row]) -> Row:
 
 
 def repeated_problems() -> Iterator[tuple[str, Problem]]:
-    """Batches of ``random16`` and ``memory`` at 0.85, and some of ``paper``, under both engines."""
-    cluster, problems = load_cluster("a800x16"), dict(islice(suite_problems("paper"), 3, 15, 4))
-    for videos, images, kind in ((4, 50, "heavy"), (8, 50, "mixed"), (12, 200, "heavy"), (12, 400, "light")):
+    """Two batches of ``random16`` and their like in ``memory`` at 0.85, two of ``paper``, under both engines."""
+    cluster, problems = load_cluster("a800x16"), dict(islice(suite_problems("paper"), 7, 15, 6))
+    for videos, images, kind in ((8, 50, "mixed"), (12, 200, "heavy")):
         name, problem = f"{videos}v{images}i-{kind}", mixed_problem(cluster, videos, images, kind, 0)
         problems |= {name: problem, f"{name}@0.85": with_use(problem, 0.85)}
     for name, problem in problems.items():
@@ -362,10 +345,10 @@ def digests(repeat: int, *, compiled: bool) -> dict[str, list[str]]:
     """The distinct digests of every batch under both engines, each plan of a problem that knows nothing yet."""
     if compiled and not prefer_compiled():
         raise SystemExit("there are no compiled loops: install the extra fast")
-    found = {}
+    found: dict[str, list[str]] = {}
     for name, problem in repeated_problems():
-        plans = (plan_batch(dataclasses.replace(problem), "zellige", problem.engine) for _ in range(repeat))
-        found[name] = sorted({plan.digest for plan in plans})
+        fresh = [dataclasses.replace(problem) for _ in range(repeat)]
+        found[name] = sorted({plan_batch(each, "zellige", problem.engine).digest for each in fresh})
     return found
 
 

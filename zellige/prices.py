@@ -231,8 +231,8 @@ def usp_config(model: ModelSpec, cluster: Cluster) -> ParallelConfig:
 def footprints(cluster: Cluster, degree: int) -> tuple[int, ...]:
     """The numbers of nodes over which ``degree`` ranks are priced, as evenly as they go.
 
-    Powers of two, from the fewest nodes to four times as many. A set of ranks that spans another number of nodes has the
-    price of the next wider one.
+    Powers of two, from the fewest nodes to four times as many. Ranks that span another number of nodes have the price
+    of the next wider one.
     """
     spans: list[int] = []
     nodes = 1

@@ -265,7 +265,7 @@ class Problem:
         return self._by_key[bucket].get((config, num_nodes))
 
     def option_on(self, bucket: str, config: ParallelConfig, ranks: tuple[int, ...]) -> Option | None:
-        """The option for a rank set; a footprint that the table lacks is priced as the next wider one, or the widest."""
+        """The option for a rank set; one whose footprint is not priced has the price of the next wider one."""
         key = (bucket, config, 1 if len(ranks) == 1 else self.cluster.footprint(ranks))
         if key not in self._by_span:
             self._by_span[key] = self._widest(*key)

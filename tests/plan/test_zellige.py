@@ -36,6 +36,7 @@ from zellige.workload import Clip, build_batch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WHOLE = ParallelConfig()
+MS = 1_000_000
 NO_PLAN = (NoRoomError, SequenceTooLargeError, InfeasibleError)
 
 
@@ -281,3 +282,41 @@ def test_engines_that_would_wait_get_rank_sets_that_nest(engine: Engine) -> None
         plan = plan_batch(problem_of(index), "zellige", engine)
         sets = {frozenset(p.ranks) for p in plan.placements}
         assert all(a <= b or b <= a or not a & b for a in sets for b in sets)
+
+
+def test_the_bound_within_blocks_counts_every_number_of_ring_rounds() -> None:
+    """The optimum has two rounds, which is neither the least nor the most that options have."""
+    table = {
+        "16x16x1": {
+            (WHOLE, 1): make_price(618 * MS),
+            (ParallelConfig(q=2, h=2), 1): make_price(168 * MS),
+        },
+        "32x16x1": {
+            (WHOLE, 1): make_price(1073 * MS),
+            (ParallelConfig(k=4), 1): make_price(305 * MS),
+            (ParallelConfig(q=2, k=2), 1): make_price(306 * MS),
+            (ParallelConfig(q=2, h=2), 1): make_price(327 * MS),
+        },
+    }
+    problem = synthetic_problem(table, {"16x16x1": 1, "32x16x1": 1}, small_cluster(5), "coalesced")
+    best = optimum(problem)
+    assert best is not None
+    plan = plan_batch(problem, "zellige")
+    assert plan.blocks_bound_ns is not None
+    assert plan.blocks_bound_ns <= best.makespan_ns <= plan.makespan_ns
+
+
+def test_uniform_groups_do_not_straddle_nodes() -> None:
+    """Of three pairs on two nodes of three ranks, one needs more memory than the others and than there is."""
+    pair = ParallelConfig(q=2)
+    table = {
+        "16x16x1": {
+            (WHOLE, 1): make_price(200 * MS, kept=50 * MIB),
+            (pair, 1): make_price(100 * MS, kept=25 * MIB),
+            (pair, 2): make_price(105 * MS, kept=34 * MIB),
+        }
+    }
+    problem = synthetic_problem(table, {"16x16x1": 3}, small_cluster(6, 2), "per_sequence", 30 * MIB)
+    assert optimum(problem) is None
+    with pytest.raises(NO_PLAN):
+        plan_batch(problem, "zellige", "per_sequence")

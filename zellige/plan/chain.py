@@ -1,8 +1,9 @@
-"""What the coalesced engine waits for: the longest chain of split work, through which all its ranks go together."""
+"""What ranks that share sequences wait for: an estimate of a coalesced step from the work of its phases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from zellige.plan.packing import Split
 from zellige.problem import Problem
@@ -11,26 +12,75 @@ from zellige.shards import ParallelConfig
 FORWARD_SHARE = (2, 7)
 """Forward over forward and backward of attention: 1 of 3.5 (what full checkpointing runs once more)."""
 
+UNEVEN = (2, 5)
+"""Where ranks that share a sequence differ in attention by more than this part of the step, some wait ..."""
 
-def chain_ns(problem: Problem, ways: Iterable[Split]) -> int:
-    """The least step of the split sequences alone, in nanoseconds: the most linear work of a rank, the most transfer,
-    the most attention. Whole work may fill its waits, so a step takes at least this and at least the slowest rank.
+WAIT = 7
+"""... and are expected to do so for 2**-7 (0.8 %) of it: what it may cost to take another plan."""
 
-    Each phase waits for its slowest rank; where the same rank is slowest in all, nothing waits.
-    """
+
+SLACK = 6
+"""A chain counts as far as it exceeds the makespan by more than 2**-6 (1.6 %) of it."""
+
+
+class Phases(NamedTuple):
+    """By rank, in nanoseconds: linear work, transfer and attention of the sequences that are split."""
+
+    linear: list[int]
+    moving: list[int]
+    attention: list[int]
+
+
+def calls_ns(problem: Problem, rounds: int) -> int:
+    """What the coalesced engine adds to every rank for so many ring rounds, in nanoseconds; 0 for other engines."""
+    if problem.engine != "coalesced" or not rounds:
+        return 0
+    return problem.shared_calls_ns(problem.cluster.num_ranks, problem.cluster.num_nodes, rounds)
+
+
+def phases(problem: Problem, ways: Iterable[Split]) -> Phases:
+    """The work of split sequences on each rank."""
     num_ranks = problem.cluster.num_ranks
-    linear, moving, attention = [0] * num_ranks, [0] * num_ranks, [0] * num_ranks
+    found = Phases([0] * num_ranks, [0] * num_ranks, [0] * num_ranks)
     parts: dict[tuple[str, ParallelConfig, int], tuple[int, int, int]] = {}
     for way in ways:
         key = (way.bucket, way.rung.option.config, way.rung.nodes)
         if key not in parts:
             parts[key] = _parts(problem, way)
-        alone, transfer, core = parts[key]
+        linear, transfer, attention = parts[key]
         for rank in way.ranks:
-            linear[rank] += alone
-            moving[rank] += transfer
-            attention[rank] += core
-    return max(linear) + max(moving) + max(attention)
+            found.linear[rank] += linear
+            found.moving[rank] += transfer
+            found.attention[rank] += attention
+    return found
+
+
+def chain_ns(problem: Problem, ways: Iterable[Split]) -> int:
+    """The step of the split sequences alone if all ranks met in every phase, in nanoseconds: the most linear work of a
+    rank, the most transfer, the most attention.
+
+    An estimate: whole work may fill waits, and groups of ranks that share nothing do not wait for each other.
+    """
+    work = phases(problem, ways)
+    return max(work.linear) + max(work.moving) + max(work.attention)
+
+
+def expected_step_ns(problem: Problem, ways: Sequence[Split], makespan: int, rounds: int) -> int:
+    """What a plan may be expected to take with its waits, in nanoseconds; ``ways`` are all split sequences.
+
+    Its makespan, what its chain exceeds that by, and more where ranks that share a sequence have much and little
+    attention: those with little fill up with whole sequences and are then waited for. The rule and its constants are
+    from simulated plans (docs/planner.md), not a bound.
+    """
+    if problem.engine != "coalesced" or not ways:
+        return makespan
+    work = phases(problem, ways)
+    chain = max(work.linear) + max(work.moving) + max(work.attention) + calls_ns(problem, rounds)
+    shared = ([work.attention[rank] for rank in way.ranks] for way in ways)
+    uneven = max(max(loads) - min(loads) for loads in shared)
+    part, of = UNEVEN
+    beyond = max(0, chain - makespan - (makespan >> SLACK))
+    return makespan + beyond + (makespan >> WAIT if of * uneven > part * makespan else 0)
 
 
 def _parts(problem: Problem, way: Split) -> tuple[int, int, int]:

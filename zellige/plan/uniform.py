@@ -10,12 +10,16 @@ from zellige.units import ceil_div
 
 
 def uniform_degrees(problem: Problem) -> Iterator[tuple[int, int, dict[str, Rung]]]:
-    """(a lower bound in nanoseconds, degree, fastest rung of each bucket) for the sizes that divide the ranks."""
-    num_ranks = problem.cluster.num_ranks
+    """(a lower bound in nanoseconds, degree, fastest rung of each bucket) for the sizes that divide the ranks
+    and a node, or are whole nodes: consecutive groups of others would straddle nodes."""
+    num_ranks, per_node = problem.cluster.num_ranks, problem.cluster.ranks_per_node
     fastest: dict[int, dict[str, Rung]] = {}
     for bucket in problem.counts:
         for rung in problem.rungs[bucket.name]:
-            if num_ranks % rung.degree == 0:
+            on_nodes = (
+                -(-rung.degree // per_node) if max(per_node, rung.degree) % min(per_node, rung.degree) == 0 else 0
+            )
+            if num_ranks % rung.degree == 0 and on_nodes == rung.nodes:
                 known = fastest.setdefault(rung.degree, {}).get(bucket.name)
                 if known is None or rung.time < known.time:
                     fastest[rung.degree][bucket.name] = rung

@@ -8,7 +8,8 @@ from zellige.errors import NoRoomError
 from zellige.placement import Placement, Plan, Problem, Solver, make_plan, require_placeable
 from zellige.plan.blocks import shapes_of
 from zellige.plan.bounds import best_bound, least_time
-from zellige.plan.chain import chain_ns
+from zellige.plan.chain import SLACK, calls_ns, chain_ns
+from zellige.plan.choice import choose, split_ways
 from zellige.plan.drafts import CLOSE, draft, draft_freely, faster, floored, polish
 from zellige.plan.search import Budget
 from zellige.plan.search_kernel import NEVER
@@ -61,8 +62,8 @@ class Family(NamedTuple):
 def plan_zellige(problem: Problem) -> Plan:
     """The best of the drafts and of uniform groups, certified.
 
-    Of drafts within 2**-11 of the fastest, the one whose chain of split work exceeds its step least, then the one that
-    moves the fewest bytes. Raises :class:`NoRoomError` where memory leaves no place for something,
+    Of drafts whose expected step, waits included, is within 2**-11 of the least, the one that moves the fewest bytes.
+    Raises :class:`NoRoomError` where memory leaves no place for something,
     :class:`SequenceTooLargeError` where a sequence fits under no option.
     """
     require_placeable(problem)
@@ -75,9 +76,8 @@ def plan_zellige(problem: Problem) -> Plan:
         drafts += _uniform(problem, reached)
     if not drafts:
         raise NoRoomError("memory allows no plan", fix="fewer sequences a step, more ranks, or more micro-steps")
-    fastest = min(makespan for makespan, _ in drafts)
-    close = [(makespan, draft) for makespan, draft in drafts if makespan <= fastest + (fastest >> CLOSE)]
-    chosen = min(close, key=lambda scored: _preference(problem, *scored))[1] if len(close) > 1 else close[0][1]
+    fastest, _ = min(drafts, key=_makespan)
+    chosen = choose(problem, drafts)
     exact = problem.engine != "group"
     blocks_bound = min(fastest, _blocks_bound(families, lowers)) if exact else None
     return make_plan(
@@ -99,13 +99,13 @@ def _drafts(problem: Problem, families: list[Family], lowers: dict[int, int]) ->
     for family in _in_order(families):
         if scored:
             makespan, fastest = min(scored, key=_makespan)
-            saved = _calls(problem, fastest.rounds) - family.calls
+            saved = calls_ns(problem, fastest.rounds) - family.calls
             if family is families[-1]:
                 saved = makespan - (makespan >> NEAR) - family.least - family.fewest_calls
             if saved <= makespan >> GOOD or family.least + family.fewest_calls >= makespan:
                 continue
         found, lowers[family.limit] = _solve(problem, family, Budget(NODES))
-        scored += [(draft.longest + _calls(problem, draft.rounds), draft) for draft in found]
+        scored += [(draft.longest + calls_ns(problem, draft.rounds), draft) for draft in found]
     return scored
 
 
@@ -126,22 +126,14 @@ def _uniform(problem: Problem, makespan: int) -> list[tuple[int, Draft]]:
     found = []
     for least, degree, rungs in uniform_degrees(problem):
         rounds = max(rung.option.config.k for rung in rungs.values()) if degree > 1 else 0
-        if least + _calls(problem, min(rounds, 1)) >= makespan:
+        if least + calls_ns(problem, min(rounds, 1)) >= makespan:
             continue
         counts, ranks = fill_groups(problem, degree, rungs)
-        reached = max(ranks.time) + _calls(problem, rounds)
+        reached = max(ranks.time) + calls_ns(problem, rounds)
         if reached < makespan and ranks.fit(problem.memory.room_bytes):
             ways = group_ways(degree, rungs, counts)
             found.append((reached, Draft(split=ways, longest=max(ranks.time), origin=f"uniform groups of {degree}")))
     return found
-
-
-def _preference(problem: Problem, makespan: int, draft: Draft) -> tuple[int, int, int]:
-    """What waits for the chain, bytes, time: the less the better."""
-    chain = 0
-    if problem.engine == "coalesced" and draft.rounds:
-        chain = chain_ns(problem, [way for way in draft.split if way.rung.degree > 1]) + _calls(problem, draft.rounds)
-    return max(0, chain - makespan), sum(way.rung.option.comm_bytes for way in draft.split), makespan
 
 
 def _least_step(family: Family) -> tuple[int, int]:
@@ -156,16 +148,8 @@ def _makespan(scored: tuple[int, Draft]) -> int:
     return scored[0]
 
 
-def _calls(problem: Problem, rounds: int) -> int:
-    """What the coalesced engine adds to every rank."""
-    if problem.engine != "coalesced" or not rounds:
-        return 0
-    return problem.shared_calls_ns(problem.cluster.num_ranks, problem.cluster.num_nodes, rounds)
-
-
 def _families(problem: Problem) -> list[Family]:
-    """Families of plans that differ in the calls that the engine adds, by increasing limit: the widest, and those
-    below it that may take less (all, where memory may keep them from what their work allows)."""
+    """Families of plans that differ in the calls that the engine adds, the least first; none where nothing fits."""
     coalesced, num_ranks = problem.engine == "coalesced", problem.cluster.num_ranks
     counts = [(bucket.name, count) for bucket, count in problem.counts.items()]
 
@@ -174,19 +158,15 @@ def _families(problem: Problem) -> list[Family]:
         return least_time(fronts, num_ranks) if all(front for _, front in fronts) else NEVER
 
     widest = problem.ring_limits[-1]
-    binds = _memory_may_bind(problem, problem.rungs_within[widest])
     below = least(widest)
     if below >= NEVER:
         return []
     families: list[Family] = []
     for limit in [0, *problem.ring_limits[:-1]] if coalesced else []:
-        fewest = _calls(problem, _fewest_rounds(limit))
-        if not binds and families and below + fewest >= min(family.least + family.fewest_calls for family in families):
-            break
         reached = least(limit)
         if reached < NEVER:
-            families.append(Family(limit, reached, fewest, _calls(problem, limit)))
-    return [*families, Family(widest, below, _calls(problem, _fewest_rounds(widest)), _calls(problem, widest))]
+            families.append(Family(limit, reached, calls_ns(problem, _fewest_rounds(limit)), calls_ns(problem, limit)))
+    return [*families, Family(widest, below, calls_ns(problem, _fewest_rounds(widest)), calls_ns(problem, widest))]
 
 
 def _fewest_rounds(limit: int) -> int:
@@ -201,7 +181,7 @@ def _solve(problem: Problem, family: Family, budget: Budget) -> tuple[list[Draft
     """
     rungs = problem.rungs_within[family.limit] if family.limit else _whole_only(problem)
     free, binds = _free_draft(problem, family, rungs)
-    if free is not None and free.longest <= family.least + (family.least >> NEAR):
+    if free is not None and free.longest <= family.least + (family.least >> NEAR) and not _waits(problem, free):
         return [free], family.least
     attempt = Attempt([free] if free is not None else [], NEVER, binds)
     choices = block_choices(problem, rungs, family.least)
@@ -219,6 +199,12 @@ def _solve(problem: Problem, family: Family, budget: Budget) -> tuple[list[Draft
         if best.split and best.longest > family.least + (family.least >> GOOD) and best is not free:
             drafts = [*drafts, polish(task, best)]
     return drafts, max(attempt.lower, family.least)
+
+
+def _waits(problem: Problem, free: Draft) -> bool:
+    """Whether a draft's chain takes more than 1.6 % longer than its slowest rank."""
+    ways = split_ways(free)
+    return bool(ways) and chain_ns(problem, ways) > free.longest + (free.longest >> SLACK)
 
 
 def _free_draft(problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]]) -> tuple[Draft | None, bool]:
