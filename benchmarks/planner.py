@@ -39,12 +39,10 @@ from zellige.catalog import load_cluster, load_model
 from zellige.cluster import Cluster
 from zellige.errors import ZelligeError
 from zellige.placement import Plan, Problem, make_plan
-from zellige.plan import plan_batch, prefer_compiled
+from zellige.plan import is_compiled, plan_batch, prefer_compiled
 from zellige.plan import zellige as planner
-from zellige.plan.chain import chain_ns
-from zellige.plan.packing import Split
+from zellige.plan.chain import calls_ns, chain_ns, ways_of
 from zellige.plan.search_kernel import NEVER
-from zellige.problem import Rung
 from zellige.program import lower
 from zellige.sim import SimOptions, Simulation, simulate
 from zellige.sim.what_if import apply_setting
@@ -79,7 +77,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--interpreted", action="store_true", help="without compiled loops")
     arguments = parser.parse_args()
-    compiled = not arguments.interpreted and prefer_compiled()
+    prefer_compiled(not arguments.interpreted)
+    compiled = is_compiled()
     if compiled:
         load_compiled_loops()
     rows = [
@@ -234,19 +233,10 @@ def simulated_step(plan: Plan, problem: Problem, *, trace: bool = False) -> Simu
 
 
 def chain_over_makespan(plan: Plan, problem: Problem) -> float:
-    """The least step of the split sequences, with the engine's calls, over the makespan."""
-    ways = []
-    for placement in plan.placements:
-        option = problem.option_on(placement.bucket, placement.config, placement.ranks)
-        if placement.config.is_split and option is not None:
-            degree, time_ns = placement.config.degree, option.time_ns
-            kept, live = option.kept_bytes, option.live_bytes
-            rung = Rung(time_ns * degree, time_ns, degree, option.num_nodes, kept, live, option)
-            ways.append(Split(placement.bucket, rung, placement.ranks))
+    """The chain of the split sequences, with the engine's calls, over the makespan."""
+    ways = ways_of(problem, plan.placements)
     rounds = max((way.rung.option.config.k for way in ways), default=0)
-    cluster = problem.cluster
-    calls = problem.shared_calls_ns(cluster.num_ranks, cluster.num_nodes, rounds) if rounds else 0
-    return (chain_ns(problem, ways) + calls) / plan.makespan_ns
+    return (chain_ns(problem, ways) + calls_ns(problem, rounds)) / plan.makespan_ns
 
 
 def crossing_sets(plan: Plan) -> int:

@@ -3,11 +3,10 @@
     python benchmarks/planner_oracle.py [--instances N] [--poor N] [--repeat N] [--cp-sat UNITS] [--jobs N] [--json]
 
 ``--instances``: 2 to 6 sequences on 4 to 8 ranks of 1, 2 or 4 nodes, prices analytic or made up, both engines, memory
-tight in a third. Bound <= optimum <= plan, with the optimum over **any** rank sets, and no plan on aligned blocks is
-below the bound for them. ``--poor``: batches of ``planner.py`` on 16 ranks that, whole, fill 93 to 115 % of the memory.
-Each gets a plan or micro-steps; CP-SAT tries what gets no plan though memory does not rule one out. ``--repeat``: so
-many plans of each batch from four processes, two with compiled loops, each with its own hash seed; then in another
-order under other names, and with all prices doubled. The exit status is 1 where anything does not hold.
+tight in a third. Bound <= optimum over **any** rank sets <= plan, and no plan on aligned blocks is below their bound.
+``--poor``: batches of ``planner.py`` on 16 ranks that, whole, fill 93 to 115 % of the memory. Each gets a plan or
+micro-steps; CP-SAT tries what gets no plan though memory does not rule one out. ``--repeat``: so many plans of a batch
+from four processes, two compiled, with hash seeds of their own; renamed; with prices doubled. Exits 1 on any failure.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from zellige.catalog import load_cluster, load_model
 from zellige.cluster import Cluster
 from zellige.errors import InfeasibleError, NoRoomError, SequenceTooLargeError, TimeLimitError
 from zellige.placement import ENGINES, Plan, Problem
-from zellige.plan import plan_batch, prefer_compiled
+from zellige.plan import is_compiled, plan_batch, prefer_compiled
 from zellige.plan.bounds import best_bound
 from zellige.plan.joint import Limits, solve_joint
 from zellige.plan.micro_steps import plan_in_steps, policy_planner
@@ -343,7 +342,8 @@ def repeated_problems() -> Iterator[tuple[str, Problem]]:
 
 def digests(repeat: int, *, compiled: bool) -> dict[str, list[str]]:
     """The distinct digests of every batch under both engines, each plan of a problem that knows nothing yet."""
-    if compiled and not prefer_compiled():
+    prefer_compiled(compiled)
+    if compiled and not is_compiled():
         raise SystemExit("there are no compiled loops: install the extra fast")
     found: dict[str, list[str]] = {}
     for name, problem in repeated_problems():

@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from zellige.calibration import Interference
 from zellige.errors import UsageError
-from zellige.placement import Plan, Problem, Rung
-from zellige.plan.chain import chain_ns
-from zellige.plan.packing import Split
+from zellige.placement import Plan, Problem
+from zellige.plan.chain import chain_ns, ways_of
 from zellige.prices import PriceRow, PriceTable
 
 
@@ -132,19 +131,8 @@ def residual_terms(counts: Sequence[RankCounts], chains_ns: Sequence[int], resid
 
 
 def plan_chain_ns(plan: Plan, problem: Problem) -> int:
-    """The longest chain of split work of a plan: the most linear work of a rank, transfer, attention, one by one.
-
-    What the coalesced engine waits for (:func:`zellige.plan.chain.chain_ns`); 0 where nothing is split.
-    """
-    ways = []
-    for placement in plan.placements:
-        option = problem.option_on(placement.bucket, placement.config, placement.ranks)
-        if placement.config.is_split and option is not None:
-            degree, time = option.config.degree, option.time_ns
-            kept, live = option.kept_bytes, option.live_bytes
-            rung = Rung(time * degree, time, degree, option.num_nodes, kept, live, option)
-            ways.append(Split(placement.bucket, rung, placement.ranks))
-    return chain_ns(problem, ways)
+    """The chain of split work of a plan (:func:`zellige.plan.chain.chain_ns`); 0 where nothing is split."""
+    return chain_ns(problem, ways_of(problem, plan.placements))
 
 
 def fullest_rank(counts: Sequence[RankCounts]) -> RankCounts:

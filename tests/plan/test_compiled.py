@@ -141,9 +141,8 @@ def test_figures_too_large_for_compiled_loops_are_searched_all_the_same() -> Non
 
 def test_without_numba_nothing_is_compiled() -> None:
     code = (
-        "import sys; sys.modules['numba'] = None; import importlib.util as u; find = u.find_spec;"
-        " u.find_spec = lambda name, *a: None if name == 'numba' else find(name, *a);"
-        " from zellige.plan.compiled import prefer_compiled, is_compiled; print(prefer_compiled(), is_compiled())"
+        "import sys; sys.modules['numba'] = None;"
+        " from zellige.plan.compiled import prefer_compiled, is_compiled; prefer_compiled(); print(is_compiled())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split() == ["False", "False"]
+    assert done.stdout.split() == ["False"]

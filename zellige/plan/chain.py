@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from zellige.placement import Placement
 from zellige.plan.packing import Split
-from zellige.problem import Problem
+from zellige.problem import Problem, Rung
 from zellige.shards import ParallelConfig
 
 FORWARD_SHARE = (2, 7)
@@ -36,6 +37,19 @@ def calls_ns(problem: Problem, rounds: int) -> int:
     if problem.engine != "coalesced" or not rounds:
         return 0
     return problem.shared_calls_ns(problem.cluster.num_ranks, problem.cluster.num_nodes, rounds)
+
+
+def ways_of(problem: Problem, placements: Iterable[Placement]) -> list[Split]:
+    """The split sequences of a plan that have a price, as the planner writes them."""
+    ways = []
+    for placement in placements:
+        option = problem.option_on(placement.bucket, placement.config, placement.ranks)
+        if placement.config.is_split and option is not None:
+            degree, time = option.config.degree, option.time_ns
+            kept, live = option.kept_bytes, option.live_bytes
+            rung = Rung(time * degree, time, degree, option.num_nodes, kept, live, option)
+            ways.append(Split(placement.bucket, rung, placement.ranks))
+    return ways
 
 
 def phases(problem: Problem, ways: Iterable[Split]) -> Phases:

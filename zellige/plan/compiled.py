@@ -1,14 +1,13 @@
 """The planner's inner loops compiled by numba, where it is installed (extra ``fast``) and many plans are to come.
 
-Compiled or not, a plan is the same byte for byte. Loading compiled loops takes about a second in a new process (and
-some ten the first time on a machine, after which they are kept beside the sources or in numba's cache folder), so that
-a single plan is made without.
+Compiled or not, a plan is the same byte for byte. Loading compiled loops takes about a second in a new process, and
+compiling them about half a minute the first time on a machine; then they are kept beside the sources or in numba's
+cache folder, if either can be written. So a single plan is made without.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import types
 from functools import cache
 from typing import Any
@@ -23,15 +22,24 @@ call (``_nrt``) and which takes longer than what they do."""
 _state = {"wanted": False}
 
 
-def prefer_compiled(wanted: bool = True) -> bool:
-    """Use compiled loops from now on in this process, or no longer; returns whether there are any."""
-    _state["wanted"] = wanted and importlib.util.find_spec("numba") is not None
-    return _state["wanted"]
+def prefer_compiled(wanted: bool = True) -> None:
+    """Use compiled loops from now on in this process where numba can be imported, or no longer."""
+    _state["wanted"] = wanted
 
 
 def is_compiled() -> bool:
     """Whether this process uses compiled loops."""
-    return _state["wanted"]
+    return _state["wanted"] and _has_numba()
+
+
+@cache
+def _has_numba() -> bool:
+    """Whether numba is installed and fits this Python and numpy, which it says by an ImportError."""
+    try:
+        importlib.import_module("numba")
+    except ImportError:
+        return False
+    return True
 
 
 @cache
@@ -44,14 +52,22 @@ def compiled(module_name: str, function: str) -> Any:
 @cache
 def _compile_module(module_name: str) -> dict[str, Any]:
     """Copies of a module's functions that call each other's compiled copies."""
-    import numba
-
-    options: dict[str, Any] = {"cache": True, "_nrt": module_name in ALLOCATING}
+    options: dict[str, Any] = {"_nrt": module_name in ALLOCATING}
     module = importlib.import_module(module_name)
     names = dict(vars(module))
     for name, function in vars(module).items():
         if isinstance(function, types.FunctionType) and function.__module__ == module_name:
             copy = types.FunctionType(function.__code__, names, name)
             copy.__module__, copy.__qualname__ = module_name, name
-            names[name] = numba.njit(copy, **options)
+            names[name] = _jit(copy, options)
     return names
+
+
+def _jit(function: Any, options: dict[str, Any]) -> Any:
+    """A function for numba, kept on disk; where no folder for that can be written, compiled anew in each process."""
+    import numba
+
+    try:
+        return numba.njit(function, cache=True, **options)
+    except RuntimeError:
+        return numba.njit(function, **options)

@@ -6,13 +6,10 @@ A cluster's ranks stand node by node, within a node by (load, rank). All integer
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Ints = Any
-"""An int64 array, or where nothing is compiled a list of integers."""
-
-FAILED, OPEN, PLACED = range(3)
-"""What entering a node says: nothing can come of it, there is something to try, all anchors are placed."""
+from zellige.plan.layout import Ints
+from zellige.plan.search_kernel import FAILED, OPEN, PLACED
 
 LEFT, ROWS = range(2)
 """The places of :attr:`FreePlaces.numbers`: nodes that may still be visited, states remembered."""

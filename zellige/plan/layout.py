@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Ints = Any
-"""An int64 array."""
+"""An int64 array, or where nothing is compiled a list of integers."""
 
 
 class Layout:

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 from zellige.plan import packing_kernel
 from zellige.plan.blocks import Block, Pod
 from zellige.plan.compiled import compiled, is_compiled
-from zellige.plan.layout import int_array, zeros
+from zellige.plan.layout import Ints, int_array, zeros
 from zellige.plan.packing_kernel import LOOSE, Fillers, Loads, share_left
-from zellige.plan.search_kernel import Ints
 from zellige.problem import Rung
 
 EXACT = 2**50

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import Any, NamedTuple
 
-from zellige.plan.search_kernel import Ints
+from zellige.plan.layout import Ints
 
 Reals = Any
 """A list of floats."""

@@ -12,10 +12,9 @@ from itertools import accumulate
 
 from zellige.plan import refine_kernel
 from zellige.plan.compiled import compiled
-from zellige.plan.layout import int_array, zeros
+from zellige.plan.layout import Ints, int_array, zeros
 from zellige.plan.packing import Ranks, Split, as_arrays, as_rows
 from zellige.plan.refine_kernel import Held, Limits, Table, Ways
-from zellige.plan.search_kernel import Ints
 from zellige.problem import Rung
 
 

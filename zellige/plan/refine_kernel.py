@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zellige.plan.layout import Ints
 from zellige.plan.packing_kernel import Loads
-from zellige.plan.search_kernel import Ints
 
 NEVER = 2**62
 

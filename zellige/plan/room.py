@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from zellige.errors import NoRoomError
 from zellige.placement import Option, Problem
-from zellige.units import ceil_div, format_bytes
+from zellige.units import ceil_div, count_of, format_bytes
 from zellige.workload import Bucket
 
 
@@ -61,11 +61,11 @@ def require_room(problem: Problem, num_micro_steps: int) -> None:
     name = next(sequence.id for sequence in problem.batch.sequences if sequence.bucket == need.heaviest)
     raise NoRoomError(
         f"{steps} cannot hold the batch, however it is split",
-        where=f"{problem.batch.name}: {len(problem.batch.sequences)} sequences on {ranks} x"
+        where=f"{problem.batch.name}: {count_of(len(problem.batch.sequences), 'sequence')} on {ranks} x"
         f" {problem.cluster.device.name}",
         details=(
             f"{need.proof}: {format_bytes(missing)} missing",
-            f"{need.heaviest.name} needs most: {problem.counts[need.heaviest]} sequences ({name}, ...), each"
+            f"{need.heaviest.name} needs most: {count_of(problem.counts[need.heaviest], 'sequence')} ({name} ...), each"
             f" {format_bytes(_kept(option))} over its ranks (as {option.config})",
         ),
         fix=("" if num_micro_steps == 1 else f"at least {need.least_micro_steps} micro-steps, or ")

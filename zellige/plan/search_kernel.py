@@ -7,10 +7,9 @@ uncompiled too, which tests use.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Ints = Any
-"""An int64 array, or where nothing is compiled a list of integers."""
+from zellige.plan.layout import Ints
 
 NEVER = 2**62
 
