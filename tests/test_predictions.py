@@ -25,7 +25,7 @@ from zellige.interference import (
 )
 from zellige.measured_ops import outside_ns
 from zellige.placement import Plan, Problem, rank_costs
-from zellige.predictions import Predictor, interference_table, predict_all
+from zellige.predictions import Predictor, interference_table, measured_calibration, predict_all
 from zellige.prices import PriceTable
 from zellige.program import lower
 from zellige.program_parts import PASSES
@@ -244,6 +244,26 @@ def test_event_predictions_wait_and_sums_do_not(problem: Problem, plans: list[tu
         assert event.replay_ns <= event.makespan_ns
         assert event.replay_ns >= max(event.rank_ns)
         assert max(event.rank_ns) == pytest.approx(additive.replay_ns, rel=0.1)
+
+
+def test_the_simulator_waits_longer_where_operations_differ_more(
+    problem: Problem, plans: list[tuple[str, Plan]]
+) -> None:
+    def predicted(jitter: float) -> list[int]:
+        header = problem.prices.header
+        calibration = msgspec.structs.replace(measured_calibration(problem), jitter=jitter)
+        table = msgspec.structs.replace(problem.prices, header=msgspec.structs.replace(header, calibration=calibration))
+        predictor = Predictor(dataclasses.replace(problem, prices=table))
+        return [predictor.event(plan).replay_ns for _, plan in plans]
+
+    silent, slight, wild = predicted(0.0), predicted(0.05), predicted(0.3)
+    assert wild == predicted(0.3)
+    for quiet, noisy, noisier in zip(silent, slight, wild, strict=True):
+        assert quiet <= noisy < 1.1 * quiet
+        assert quiet <= noisier
+    place = [label for label, _ in plans].index("all-split")
+    assert slight[place] > 1.01 * silent[place]
+    assert wild[place] > 1.1 * silent[place]
 
 
 def test_with_interference_both_models_have_the_same_ranks(problem: Problem, plans: list[tuple[str, Plan]]) -> None:

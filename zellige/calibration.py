@@ -83,8 +83,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     middle 80 %) of repeated measurements. ``pace_ns`` is what a fixed piece of work took, the median over probes, to
     which all times are brought; ``drift`` is how much longer it took at worst than at first. Memory is a rank's: state
     that every plan holds, and what tensors may use. ``shares_cores``: links were measured with more
-    ranks than cores. ``link_error`` is the mean error of their fits on sizes left out, ``link_strided`` what strided
-    rank sets took over contiguous ones.
+    ranks than cores. ``together``: how many ranks measured probes beside each other and exchanged for real; 1 is one
+    rank alone, whose exchanges were answered on the spot. ``jitter`` is the spread of single operations, the mean by
+    time. ``link_error`` is the mean error of the links' fits on sizes left out, ``link_strided`` what strided rank sets
+    took over contiguous ones.
     """
 
     host: HostInfo
@@ -103,6 +105,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     base_bytes: PositiveInt
     usable_bytes: PositiveInt
     interference: Interference | None = None
+    together: PositiveInt = 1
+    jitter: Share = 0.0
     link_error: Share = 0.0
     link_strided: Share = 1.0
 

@@ -52,6 +52,9 @@ def profile_command(
     ] = None,
     minutes: MinutesOption = 6.0,
     end_to_end: Annotated[bool, typer.Option("--end-to-end", help="One figure a price, as the paper has.")] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="One rank measures, even where every rank has a core.")
+    ] = False,
     no_links: Annotated[bool, typer.Option("--no-links", help="Keep the cluster's own links.")] = False,
     checkpoint: CheckpointOption = CheckpointChoice.FULL,
     cluster: ClusterOption = "",
@@ -78,6 +81,7 @@ def profile_command(
             device=own_device(setting.setting) if device is None else device.value,
             seconds=60 * minutes,
             links=not no_links,
+            alone=alone,
             end_to_end=end_to_end,
             advance=advance,
         )

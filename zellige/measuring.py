@@ -98,26 +98,39 @@ def measure_table(
     device: DeviceName,
     seconds: float,
     links: bool,
+    alone: bool = False,
     end_to_end: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[PriceTable, Progress]:
-    """Measure a table; links need gloo ranks of this machine and are left as they are on a GPU."""
+    """Measure a table; links need gloo ranks of this machine and are left as they are on a GPU.
+
+    ``alone``: one rank measures, even where each of the cluster's would have a core.
+    """
     setting: Setting = wanted.setting
     dtype: Literal["fp32", "bf16"] = "fp32" if device == "cpu" else "bf16"
     host = host_info(device)
     ranks = setting.cluster.num_ranks
-    return profile(
-        setting,
-        out,
-        host=host,
-        device=device,
-        dtype=dtype,
-        measure=probe_measure(setting.model, setting.checkpoint, device, dtype),
-        links=(lambda: link_result(ranks)) if links and measured_link_ranks(setting, device) else None,
-        budget=Budget(seconds=seconds),
-        end_to_end=end_to_end,
-        advance=advance,
-    )
+    together = 1 if alone else ranks_together(setting, device, host)
+    with probe_measure(setting.model, setting.checkpoint, device, dtype, together) as measure:
+        return profile(
+            setting,
+            out,
+            host=host,
+            device=device,
+            dtype=dtype,
+            measure=measure,
+            links=(lambda: link_result(ranks)) if links and measured_link_ranks(setting, device) else None,
+            budget=Budget(seconds=seconds),
+            together=together,
+            end_to_end=end_to_end,
+            advance=advance,
+        )
+
+
+def ranks_together(setting: Setting, device: DeviceName, host: HostInfo) -> int:
+    """How many ranks measure beside each other: all of a cluster's where each has a core, else one alone."""
+    ranks = setting.cluster.num_ranks
+    return ranks if device == "cpu" and ranks <= host.cores else 1
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +188,7 @@ def _table(
     say(f"{cluster}: measuring prices for at most about {wanted.seconds:.0f} s")
     told = MeasuringSetting(setting=setting, num_probes=0)
     out = folder / f"{cluster}.prices.json"
-    table, done = measure_table(told, out, device=wanted.device, seconds=wanted.seconds, links=True)
+    table, done = measure_table(told, out, device=wanted.device, seconds=wanted.seconds, links=True, alone=wanted.alone)
     write_text(out, readable_json(stamped(table)))
     if done.throttled:
         say(f"warning: this machine was up to {done.drift:.0%} slower than at first: others use it, or it throttles")

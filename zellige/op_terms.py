@@ -8,6 +8,7 @@ those that stay on it included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from zellige.program import Program
@@ -44,9 +45,9 @@ def op_terms(program: Program, rank: int, op: Op) -> Terms:
         return _attend_terms(program, rank, op)
     if op.kind in ("project", "finish"):
         mine = [i for i in program.groups[op.index].segments if i in program.positions(rank)]
-        return _linear_terms(program, rank, mine)
+        return _with_doublings(_linear_terms(program, rank, mine))
     if op.kind == "relinear":
-        return _linear_terms(program, rank, list(program.positions(rank)))
+        return _with_doublings(_linear_terms(program, rank, list(program.positions(rank))))
     return exchange_terms(program, rank, op.index, packs=op.kind != "wait")
 
 
@@ -59,14 +60,24 @@ def _linear_terms(program: Program, rank: int, segments: list[int]) -> dict[str,
     return {"calls": 1.0, "tokens": float(tokens), "entries": float(entries)} if tokens else {"calls": 1.0}
 
 
+def _with_doublings(terms: Terms) -> dict[str, float]:
+    """The terms of a stage, with its tokens times how often they double: a stage that outgrows a cache pays for it.
+
+    On a core each doubling makes a token a little dearer; where none does, the law gives the term no cost.
+    """
+    tokens = terms.get("tokens", 0.0)
+    return {**terms, "token_doublings": tokens * math.log2(tokens)} if tokens else dict(terms)
+
+
 def _whole_terms(program: Program, rank: int, batch: int) -> Terms:
     lengths = [program.segments[index].length for index in program.ranks[rank].whole[batch]]
-    return {
+    terms = {
         "calls": 1.0,
         "entries": float(len(lengths)),
         "tokens": float(sum(lengths)),
         "pairs": float(program.num_heads * sum(length * length for length in lengths)),
     }
+    return _with_doublings(terms)
 
 
 def _attend_terms(program: Program, rank: int, op: Op) -> Terms:

@@ -140,7 +140,7 @@ def validate(runs: Runs, problem: Problem, *, at_pace: bool = True) -> SetupRepo
     return SetupReport(
         cluster=runs.cluster,
         model=runs.model,
-        basis=_basis(runs, problem.cluster.num_ranks),
+        basis=_basis(runs, problem.cluster.num_ranks, calibration.together),
         noise=plan_noise(runs.observed),
         pace=statistics.median(each.pace_ns for each in runs.observed) / calibration.pace_ns,
         plans=tuple(_plan_row(runs, place, predictions, timed=timed) for place in places),
@@ -161,12 +161,14 @@ def _helps(without: ModelReport, having: ModelReport) -> bool:
     return nearer and having.order.tau_clear.mean >= without.order.tau_clear.mean
 
 
-def _basis(runs: Runs, ranks: int) -> str:
+def _basis(runs: Runs, ranks: int, together: int) -> str:
+    """What predictions are held against, and whether prices were measured otherwise than plans ran."""
+    measured = "one rank alone" if together == 1 else f"{together} ranks beside each other"
     if runs.observed[0].how == "alone":
-        return "replay of ranks that ran one by one"
+        return "replay of ranks that ran one by one" + ("" if together == 1 else f"; prices of {measured}")
     if ranks > runs.cores:
         return f"replay of CPU time: {ranks} ranks share {runs.cores} cores, so no makespan was measured"
-    return "replay of CPU time, and wall clock"
+    return "replay of CPU time, and wall clock" + (f"; prices of {measured}" if together == 1 else "")
 
 
 def order_threshold(observed: Sequence[Observed]) -> float:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from oracle.engine_reference import Tensors, random_inputs, scatter
 from torch import Tensor
 
+from zellige.errors import PreflightError
 from zellige.exec.attention import Engine
 from zellige.exec.execute import TransportName, make_communicators
 from zellige.exec.kernels import CpuFlash, Packing
@@ -290,3 +291,18 @@ def run_checkpointed(session: Session, payload: bytes) -> bytes:
         out.backward(own.fourth)
         found = Tensors(out, *(tensor.grad for tensor in (q, k, v)))
     return msgspec.json.encode(PlanResult(hash_of(found), communicators.exchanges, communicators.sent_bytes))
+
+
+def answer_requests(session: Session, payload: bytes) -> bytes:
+    """Answer requests with payload, rank, and request; ``fail`` and ``die`` are what they say, on the last rank."""
+    last = session.rank == session.num_ranks - 1
+
+    def answer(request: bytes) -> bytes:
+        if request == b"fail" and last:
+            raise PreflightError("the last rank does not want to")
+        if request == b"die" and last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return payload + b" %d " % session.rank + request
+
+    session.serve(answer)
+    return b""

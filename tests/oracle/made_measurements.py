@@ -18,6 +18,7 @@ TRUTH = {
     "calls": 50_000.0,
     "entries": 7_000.0,
     "tokens": 4_000.0,
+    "token_doublings": 0.0,
     "pairs": 2.0,
     "query_rows": 100.0,
     "key_rows": 60.0,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,3 +81,18 @@ def test_links_are_found_again() -> None:
     assert [p.bus_gb_per_s for p in links.points] == pytest.approx([2.0, 0.5, 4.0])
     assert links.error < 1e-6
     assert isinstance(links.points[0], LinkPoint)
+
+
+def test_what_each_doubling_of_a_stage_costs_is_found_again() -> None:
+    stages = [float(1 << power) * odd for power in range(4, 11) for odd in (1.0, 1.4)]
+
+    def cost(tokens: float) -> float:
+        return 5e4 + tokens * (300 + 40 * math.log2(tokens))
+
+    def terms(tokens: float) -> dict[str, float]:
+        return {"calls": 1.0, "tokens": tokens, "token_doublings": tokens * math.log2(tokens)}
+
+    law = fit_law("x", [sample(cost(tokens), **terms(tokens)) for tokens in stages])
+    assert law.of(terms(4096.0)) == pytest.approx(cost(4096.0), rel=1e-3)
+    straight = fit_law("x", [sample(cost(n), calls=1.0, tokens=n) for n in stages])
+    assert straight.of({"calls": 1.0, "tokens": 4096.0}) < 0.95 * cost(4096.0)

@@ -159,8 +159,9 @@ def test_a_journal_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
         {"host": other},
         {"checkpoint": "none"},
         {"device": "cuda"},
+        {"together": 2},
     )
-    for change, name in zip(changes, ("model", "torch", "checkpoint", "device"), strict=True):
+    for change, name in zip(changes, ("model", "torch", "checkpoint", "device", "together"), strict=True):
         header = msgspec.structs.replace(own, **change)
         with pytest.raises(ModelMismatchError, match=name):
             Journal(journal_path(out), header)

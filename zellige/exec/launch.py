@@ -7,6 +7,7 @@ loopback interface alone.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -14,9 +15,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -64,6 +66,42 @@ def _lines(report: RankReport) -> list[str]:
     return [f"rank {report.rank}: {line}" for line in report.text.splitlines()]
 
 
+class StartedRanks(NamedTuple):
+    """Rank processes, a line to each of them, and the folder where they leave answers and errors."""
+
+    processes: list[multiprocessing.process.BaseProcess]
+    lines: list[Connection]
+    folder: Path
+
+    def ended(self) -> list[bytes]:
+        """End what still runs; the ranks' answers, or :class:`RanksFailedError` with every rank's error."""
+        _kill(self.processes)
+        return _answers(self.folder, [process.exitcode for process in self.processes])
+
+
+@contextlib.contextmanager
+def started_ranks(task: RankTask, payloads: Sequence[bytes], timeout_s: float) -> Iterator[StartedRanks]:
+    """One process for each payload; none outlives the block."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    hold, watched = context.Pipe()
+    lines = [context.Pipe() for _ in payloads]
+    with tempfile.TemporaryDirectory(prefix="zellige-ranks-") as folder:
+        shared = len(payloads), folder, timeout_s, watched
+        processes: list[multiprocessing.process.BaseProcess] = [
+            context.Process(target=_rank_main, args=(task, payload, rank, *shared, theirs), daemon=True)
+            for rank, (payload, (_, theirs)) in enumerate(zip(payloads, lines, strict=True))
+        ]
+        try:
+            for process in processes:
+                process.start()
+            yield StartedRanks(processes, [ours for ours, _ in lines], Path(folder))
+        finally:
+            _kill(processes)
+            for end in (hold, watched, *(end for line in lines for end in line)):
+                end.close()
+
+
 def run_ranks(
     task: RankTask,
     payloads: Sequence[bytes],
@@ -77,27 +115,57 @@ def run_ranks(
     ``timeout_s`` bounds every meeting and exchange, ``deadline_s`` the whole run. ``watch`` is told the process ids
     once they run. Raises :class:`RanksFailedError` with every rank's error; no process outlives the call.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    hold, watched = context.Pipe()
-    with tempfile.TemporaryDirectory(prefix="zellige-ranks-") as folder:
-        processes = [
-            context.Process(
-                target=_rank_main, args=(task, payload, rank, len(payloads), folder, timeout_s, watched), daemon=True
-            )
-            for rank, payload in enumerate(payloads)
-        ]
-        try:
-            for process in processes:
-                process.start()
-            if watch is not None:
-                watch([process.pid for process in processes if process.pid is not None])
-            _await_all(processes, deadline_s)
-        finally:
-            _kill(processes)
-            hold.close()
-            watched.close()
-        return _answers(Path(folder), [process.exitcode for process in processes])
+    with started_ranks(task, payloads, timeout_s) as ranks:
+        if watch is not None:
+            watch([process.pid for process in ranks.processes if process.pid is not None])
+        _await_all(ranks.processes, deadline_s)
+        return ranks.ended()
+
+
+@contextlib.contextmanager
+def staying_ranks(
+    task: RankTask, payload: bytes, num_ranks: int, *, timeout_s: float = 60.0
+) -> Iterator[Callable[[bytes], list[bytes]]]:
+    """Ranks whose task serves requests (:meth:`Session.serve`): a function that asks all, and waits for their answers.
+
+    A request is not empty. Raises :class:`RanksFailedError` where a rank fails or ends, when it is asked or at the end.
+    """
+    with started_ranks(task, [payload] * num_ranks, timeout_s) as ranks:
+
+        def ask(request: bytes) -> list[bytes]:
+            _tell(ranks, request)
+            found: dict[Connection, bytes] = {}
+            while len(found) < num_ranks:
+                silent = [line for line in ranks.lines if line not in found]
+                ready = wait([*silent, *(process.sentinel for process in ranks.processes)])
+                found.update((line, line.recv_bytes()) for line in silent if line in ready)
+                if len(found) < num_ranks and not all(process.is_alive() for process in ranks.processes):
+                    _give_up(ranks)
+            return [found[line] for line in ranks.lines]
+
+        yield ask
+        _tell(ranks, b"")
+        _await_all(ranks.processes, timeout_s)
+        ranks.ended()
+
+
+def _tell(ranks: StartedRanks, request: bytes) -> None:
+    """Send all ranks the same bytes; one that has ended is an error."""
+    try:
+        for line in ranks.lines:
+            line.send_bytes(request)
+    except OSError:
+        _give_up(ranks)
+        raise
+
+
+def _give_up(ranks: StartedRanks) -> None:
+    """Let ranks that wait for a request go, hear what the others report, and raise their errors."""
+    for line in ranks.lines:
+        with contextlib.suppress(OSError):
+            line.send_bytes(b"")
+    _await_all(ranks.processes, REPORT_SECONDS)
+    ranks.ended()
 
 
 def _await_all(processes: Sequence[multiprocessing.process.BaseProcess], deadline_s: float | None) -> None:
@@ -160,7 +228,14 @@ def _first_cause(reports: Sequence[RankReport]) -> RankReport:
 
 
 def _rank_main(
-    task: RankTask, payload: bytes, rank: int, num_ranks: int, folder: str, timeout_s: float, watched: Connection
+    task: RankTask,
+    payload: bytes,
+    rank: int,
+    num_ranks: int,
+    folder: str,
+    timeout_s: float,
+    watched: Connection,
+    launcher: Connection,
 ) -> None:
     """A rank's process, from its first line to its exit status."""
     threading.Thread(target=_end_with_launcher, args=(watched,), daemon=True).start()
@@ -169,7 +244,7 @@ def _rank_main(
     place = Path(folder)
     try:
         store = FileStore(str(place / "store"), num_ranks)
-        session = Session(rank, num_ranks, store, timeout_s, lives=place)
+        session = Session(rank, num_ranks, store, timeout_s, lives=place, launcher=launcher)
         answer = task(session, payload)
         (place / f"answer{rank}").write_bytes(answer)
         status = 0

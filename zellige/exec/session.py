@@ -13,8 +13,9 @@ import datetime
 import fcntl
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Literal
 
@@ -51,13 +52,17 @@ def fingerprint(program: Program, **more: str) -> dict[str, str]:
 
 @dataclass
 class Session:
-    """One rank's place among ``num_ranks``. In folder ``lives`` every local rank holds a lock while it lives."""
+    """One rank's place among ``num_ranks``. In folder ``lives`` every local rank holds a lock while it lives.
+
+    ``launcher`` is the line to the process that started a rank of this machine.
+    """
 
     rank: int
     num_ranks: int
     store: Store
     timeout_s: float
     lives: Path | None = None
+    launcher: Connection | None = field(default=None, repr=False)
     _agreed: int = 0
     _life: IO[str] | None = field(default=None, repr=False)
 
@@ -68,6 +73,13 @@ class Session:
             self._life = starting.open("w")
             fcntl.flock(self._life, fcntl.LOCK_EX)
             starting.rename(self.lives / f"rank{self.rank}")
+
+    def serve(self, answer: Callable[[bytes], bytes]) -> None:
+        """Answer what the launcher asks, one request after another, until it says that there is no more."""
+        if self.launcher is None:
+            raise AssertionError("only ranks that a launcher started can be asked")
+        while request := self.launcher.recv_bytes():
+            self.launcher.send_bytes(answer(request))
 
     def agree(self, shown: Mapping[str, str]) -> None:
         """Compare with all ranks.
@@ -139,7 +151,8 @@ class Session:
         others = [rank for rank in range(self.num_ranks) if rank != self.rank]
         silent = self._await_keys("fault", others, min(GRACE_SECONDS, self.timeout_s))
         ended = [rank for rank in others if self._has_ended(rank)]
-        lost = [rank for rank in silent if rank in ended] or ended
+        # Who said so itself and then ended is no cause while somebody is silent.
+        lost = [rank for rank in silent if rank in ended] or ([] if silent else ended)
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         where = f"rank {self.rank} of {self.num_ranks}, in {operation} among {_ranks(ranks)}"
         if lost:

@@ -39,6 +39,7 @@ from zellige.program import Program
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What to run: ``shapes`` by segment of the program; the first ``warm_ups`` steps are not reported.
 
+    Beyond ``repeats`` come more steps, up to ``most``, while those of the slowest rank add up to less than ``box_ns``.
     ``memory`` counts what tensors need, in the first step that warms up, which takes longer for it.
     """
 
@@ -49,6 +50,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     warm_ups: int = 1
     repeats: int = 5
+    most: int = 0
+    box_ns: int = 0
     backend: Backend = "gloo"
     memory: bool = False
 
@@ -79,12 +82,16 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The reported steps of one rank; peak memory (beyond the weights) where it was asked for."""
+    """The reported steps of one rank; memory (beyond the weights) where it was asked for.
+
+    ``kept_bytes`` is what forward leaves for backward, ``peak_bytes`` the fullest moment.
+    """
 
     rank: int
     steps: tuple[StepTimes, ...]
     weight_bytes: int
     peak_bytes: int = 0
+    kept_bytes: int = 0
 
 
 class AloneTransport:
@@ -213,39 +220,64 @@ def trial_task(session: Session, payload: bytes) -> bytes:
         return msgspec.json.encode([run_trial(session, trial) for trial in trials])
 
 
+def staying_task(session: Session, payload: bytes) -> bytes:
+    """A rank's part of trials that come one by one (for :func:`zellige.exec.launch.staying_ranks`)."""
+    del payload
+
+    def answer(request: bytes) -> bytes:
+        return msgspec.json.encode(run_trial(session, msgspec.json.decode(request, type=Trial)))
+
+    with pinned(session.rank), connected(session, "gloo", {"torch": str(torch.__version__)}):
+        session.serve(answer)
+    return b""
+
+
 def run_trial(session: Session, trial: Trial) -> RankTrial:
     """Run a trial on this rank; the process group must be there."""
     communicators = make_communicators(trial.program, session, "all-to-all")
     try:
         ready = prepare(trial, session.rank, communicators.transports, torch.device("cpu"))
-        return _steps(trial, session.rank, ready, torch.device("cpu"), dist.barrier)
+        return _steps(trial, session.rank, ready, torch.device("cpu"), _most_of_all)
     finally:
         communicators.close()
+
+
+def _most_of_all(value: int) -> int:
+    """The largest of the ranks' values; no rank goes on before all have come."""
+    values = torch.tensor([value], dtype=torch.long)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return int(values.item())
 
 
 def run_one_alone(trial: Trial, rank: int, device: torch.device) -> RankTrial:
     """Run a trial's rank without the others."""
     with pinned(0):
-        return _steps(trial, rank, alone(trial, rank, device), device, lambda: None)
+        return _steps(trial, rank, alone(trial, rank, device), device, int)
 
 
-def _steps(trial: Trial, rank: int, ready: RankStep, device: torch.device, meet: Callable[[], object]) -> RankTrial:
-    pace, peak = Pace(device), 0
+def _steps(trial: Trial, rank: int, ready: RankStep, device: torch.device, most: Callable[[int], int]) -> RankTrial:
+    """All steps of a rank; ``most`` meets the other ranks and finds the largest of a value."""
+    pace, peak = Pace(device), Peak(0, 0)
     for number in range(trial.warm_ups):
-        meet()
+        most(0)
         if trial.memory and number == 0:
-            peak = ready.memory().peak_bytes
+            peak = ready.memory()
         else:
             ready.timed()
-    steps = []
-    for _ in range(trial.repeats):
-        meet()
+    steps: list[StepTimes] = []
+
+    def goes_on() -> bool:
+        spent = most(sum(step.own_ns for step in steps))
+        return len(steps) < trial.repeats or (len(steps) < trial.most and spent < trial.box_ns)
+
+    while goes_on():
         steps.append(pace.around(ready.timed))
     return RankTrial(
         rank=rank,
         steps=tuple(steps),
         weight_bytes=sum(weight.numel() * weight.element_size() for weight in ready.model.parameters()),
-        peak_bytes=peak,
+        peak_bytes=peak.peak_bytes,
+        kept_bytes=peak.kept_bytes,
     )
 
 

@@ -1,13 +1,16 @@
-"""Measuring a probe: one rank of its program alone on one device, warmed up and repeated; torch is imported here.
+"""Measuring a probe: warmed up and repeated, by one rank alone on one device, or by ranks beside each other.
 
-The step that warms up is the one whose memory is counted.
+The step that warms up is the one whose memory is counted. Where every rank has a core, ranks measure **together**: they
+exchange for real, and share the machine's memory and caches as they do when they train. torch is imported here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -18,7 +21,8 @@ from zellige.model import ModelSpec
 from zellige.op_terms import KEPT, LIVE, kept_terms, live_terms
 from zellige.profile.grid import Probe, probe_program
 from zellige.profile.host import local_host
-from zellige.profile.timing import ProbeResult, Sample, Step, median, samples_of, spread
+from zellige.profile.timing import ProbeResult, Sample, Step, median, merged, operations, samples_of, spread
+from zellige.program import Program
 
 DeviceName = Literal["cpu", "cuda"]
 DTypeName = Literal["fp64", "fp32", "bf16"]
@@ -26,6 +30,9 @@ WARM_UPS = 1
 FEWEST, MOST = 3, 7
 BOX_NS = 350_000_000
 """Measured steps of a probe: at least so many, and more of short ones, while they fit into the box."""
+
+TIMEOUT_S = 120.0
+"""How long ranks that measure together wait for each other."""
 
 Measure = Callable[[Probe], ProbeResult]
 
@@ -62,7 +69,28 @@ class Taken(Protocol):
         """What the step is made of."""
 
 
-AnyStep = TypeVar("AnyStep", bound=Taken)
+class Ran(Protocol):
+    """What a rank measured, as :class:`zellige.exec.trial.RankTrial` has it."""
+
+    @property
+    def steps(self) -> Sequence[Taken]:
+        """Its steps."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the model's parameters."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What forward leaves for backward."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The fullest moment, beyond the parameters."""
+
+
+RunTrial = Callable[[Any, int], Mapping[int, Ran]]
+"""Runs a trial for the sake of one of its ranks: what that rank measured, and others that ran beside it."""
 
 
 def host_info(device: DeviceName) -> HostInfo:
@@ -82,67 +110,96 @@ def _torch() -> Any:
     return torch
 
 
-def trial_of(probe: Probe, model: ModelSpec, checkpoint: Checkpoint, dtype: DTypeName) -> Any:
+def trial_of(probe: Probe, model: ModelSpec, checkpoint: Checkpoint, dtype: DTypeName, num_ranks: int = 0) -> Any:
     """The trial of a probe: its program on a model of as many layers as the probe runs."""
     from zellige.exec.data import SequenceShape
     from zellige.exec.trial import Trial
 
-    program = probe_program(probe, model, checkpoint)
+    program = probe_program(probe, model, checkpoint, num_ranks)
     geometry = msgspec.structs.replace(model.geometry, num_layers=program.num_layers, num_single_layers=0)
     bucket = probe.bucket
     grid = model.grid(bucket.width, bucket.height, bucket.num_frames)
-    shapes = tuple(
-        SequenceShape(sequence=segment.sequence, grid=grid, text_tokens=model.text.tokens)
-        for segment in program.segments
+    return Trial(
+        program=program,
+        model=msgspec.structs.replace(model, geometry=geometry),
+        shapes=tuple(
+            SequenceShape(sequence=segment.sequence, grid=grid, text_tokens=model.text.tokens)
+            for segment in program.segments
+        ),
+        dtype=dtype,
+        warm_ups=WARM_UPS,
+        repeats=FEWEST,
+        most=MOST,
+        box_ns=BOX_NS,
+        memory=True,
     )
-    return Trial(program=program, model=msgspec.structs.replace(model, geometry=geometry), shapes=shapes, dtype=dtype)
 
 
-def probe_measure(model: ModelSpec, checkpoint: Checkpoint, device: DeviceName, dtype: DTypeName) -> Measure:
-    """How probes are measured on a device of this machine: on one thread of it, or on one GPU."""
+@contextlib.contextmanager
+def probe_measure(
+    model: ModelSpec, checkpoint: Checkpoint, device: DeviceName, dtype: DTypeName, together: int = 1
+) -> Iterator[Measure]:
+    """How probes are measured on this machine: on a core or a GPU, alone, or by ``together`` ranks on cores.
+
+    Ranks start with the first probe, and stay.
+    """
+    with contextlib.ExitStack() as stack:
+        run = _alone(device) if together == 1 else _together(together, stack)
+
+        def measure(probe: Probe) -> ProbeResult:
+            began = time.monotonic()
+            trial = trial_of(probe, model, checkpoint, dtype, together if together > 1 else 0)
+            return probe_result(probe, trial.program, run(trial, probe.rank), lambda: time.monotonic() - began)
+
+        yield measure
+
+
+def _alone(device: DeviceName) -> RunTrial:
     import torch
 
-    from zellige.exec.trial import Pace, alone, pinned
+    from zellige.exec.trial import run_one_alone
 
     place = torch.device(device)
-
-    def measure(probe: Probe) -> ProbeResult:
-        with pinned(0):
-            return measure_probe(probe)
-
-    def measure_probe(probe: Probe) -> ProbeResult:
-        began = time.monotonic()
-        trial = trial_of(probe, model, checkpoint, dtype)
-        ready = alone(trial, probe.rank, place)
-        peak = ready.memory()
-        pace = Pace(place)
-        taken = measured_steps(lambda: pace.around(ready.timed))
-        usual = round(median([float(step.pace_ns) for step in taken], "the pace"))
-        steps = [_step(step, usual / step.pace_ns) for step in taken]
-        own = [step.own_ns for step in steps]
-        return ProbeResult(
-            probe=probe.key,
-            samples=(
-                *samples_of(trial.program, probe.rank, steps),
-                byte_sample(KEPT, dict(kept_terms(trial.program, probe.rank)), peak.kept_bytes),
-                byte_sample(LIVE, dict(live_terms(trial.program, probe.rank)), peak.peak_bytes - peak.kept_bytes),
-            ),
-            own_ns=round(median(own, probe.key)),
-            spread=spread(own),
-            weight_bytes=sum(weight.numel() * weight.element_size() for weight in ready.model.parameters()),
-            seconds=time.monotonic() - began,
-            pace_ns=usual,
-        )
-
-    return measure
+    return lambda trial, rank: {rank: run_one_alone(trial, rank, place)}
 
 
-def measured_steps(step: Callable[[], AnyStep]) -> list[AnyStep]:
-    """Steps one after another: ``FEWEST`` of long ones, up to ``MOST`` while their own times fit into the box."""
-    steps: list[AnyStep] = []
-    while len(steps) < FEWEST or (len(steps) < MOST and sum(done.own_ns for done in steps) < BOX_NS):
-        steps.append(step())
-    return steps
+def _together(num_ranks: int, stack: contextlib.ExitStack) -> RunTrial:
+    from zellige.exec.launch import staying_ranks
+    from zellige.exec.trial import RankTrial, staying_task
+
+    started: list[Callable[[bytes], list[bytes]]] = []
+
+    def run(trial: Any, rank: int) -> Mapping[int, Ran]:
+        del rank
+        if not started:
+            started.append(stack.enter_context(staying_ranks(staying_task, b"", num_ranks, timeout_s=TIMEOUT_S)))
+        answers = started[0](msgspec.json.encode(trial))
+        return {rank: msgspec.json.decode(answer, type=RankTrial) for rank, answer in enumerate(answers)}
+
+    return run
+
+
+def probe_result(probe: Probe, program: Program, ranks: Mapping[int, Ran], seconds: Callable[[], float]) -> ProbeResult:
+    """What a probe measured, at one pace: by its rank, and by those that did the same, the mean of their medians."""
+    wanted = list(operations(program, probe.rank))
+    alike = [rank for rank in sorted(ranks) if list(operations(program, rank)) == wanted]
+    usual = round(median([float(step.pace_ns) for rank in alike for step in ranks[rank].steps], "the pace"))
+    steps = {rank: [_step(step, usual / step.pace_ns) for step in ranks[rank].steps] for rank in alike}
+    own = [[step.own_ns for step in steps[rank]] for rank in alike]
+    mine = ranks[probe.rank]
+    return ProbeResult(
+        probe=probe.key,
+        samples=(
+            *merged([samples_of(program, rank, steps[rank]) for rank in alike]),
+            byte_sample(KEPT, dict(kept_terms(program, probe.rank)), mine.kept_bytes),
+            byte_sample(LIVE, dict(live_terms(program, probe.rank)), mine.peak_bytes - mine.kept_bytes),
+        ),
+        own_ns=round(statistics.fmean(median(times, probe.key) for times in own)),
+        spread=statistics.fmean(spread(times) for times in own),
+        weight_bytes=mine.weight_bytes,
+        seconds=seconds(),
+        pace_ns=usual,
+    )
 
 
 def byte_sample(key: str, terms: dict[str, float], size: int) -> Sample:

@@ -24,6 +24,9 @@ MOST_COPIES = 16
 LEAST_SPLITS = 18
 """Probes of splits, at least, where a cluster has few of them."""
 
+CROWD, CROWDED_BUCKETS = 2, 3
+"""Tokens of a full stage, in longest sequences, and of how many buckets there are such stages."""
+
 PROBE_LAYERS = 2
 """Layers that a probe runs; a step's time is that of a layer times the model's layers."""
 
@@ -31,8 +34,8 @@ PROBE_LAYERS = 2
 class Probe(msgspec.Struct, frozen=True):
     """``count`` sequences of a bucket under one configuration, on as many ranks as it splits into.
 
-    ``beside`` more of them are whole on the measured rank, as a plan would fill the waits of a split. Of ``layers`` a
-    step runs as many as the model has.
+    ``beside`` more of them are whole on each rank, as a plan would fill the waits of a split. Of ``layers`` a step runs
+    as many as the model has.
     """
 
     bucket: Bucket
@@ -53,17 +56,25 @@ class Probe(msgspec.Struct, frozen=True):
         return self.config.degree - 1
 
 
-def probe_program(probe: Probe, model: ModelSpec, checkpoint: Checkpoint) -> Program:
-    """The program that a probe runs one rank of, under the coalesced engine."""
+def probe_program(probe: Probe, model: ModelSpec, checkpoint: Checkpoint, num_ranks: int = 0) -> Program:
+    """The program of a probe, under the coalesced engine, on as many ranks as it splits into.
+
+    With more, ``num_ranks``, each next run of ranks does the same beside it, and what is left over has nothing to do.
+    """
     geometry = model.geometry
     length = model.sequence_length(probe.bucket.num_tokens)
-    ranks = tuple(range(probe.config.degree))
-    assignments = [Assignment(f"s{i}", length, probe.config, ranks) for i in range(probe.count)]
-    assignments += [Assignment(f"w{i}", length, WHOLE, (probe.rank,)) for i in range(probe.beside)]
+    degree = probe.config.degree
+    assignments = []
+    for first in range(0, max(num_ranks, degree) - degree + 1, degree):
+        ranks = tuple(range(first, first + degree))
+        assignments += [Assignment(f"s{first}.{i}", length, probe.config, ranks) for i in range(probe.count)]
+        assignments += [
+            Assignment(f"w{rank}.{i}", length, WHOLE, (rank,)) for rank in ranks for i in range(probe.beside)
+        ]
     return build_program(
         assignments,
         Heads(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim),
-        num_ranks=probe.config.degree,
+        num_ranks=max(num_ranks, degree),
         num_layers=min(probe.layers, geometry.num_layers),
         checkpoint=checkpoint,
     )
@@ -117,11 +128,12 @@ def _smallest_of_each_kind(configs: Sequence[ParallelConfig]) -> list[ParallelCo
 def required(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[Probe]:
     """Probes that tell apart what calls, sequences, tokens and pairs cost.
 
-    Every bucket whole, alone and as several together; every split on buckets of different lengths in turn: alone, as
-    several together, and beside whole sequences.
+    Stages as full as a plan's (:func:`crowds`); every bucket whole, alone and as several together; every split on
+    buckets of different lengths in turn: alone, as several together, and beside whole sequences.
     """
     ordered = sorted(buckets, key=lambda bucket: (-bucket.num_tokens, bucket))
-    found = [Probe(bucket, WHOLE) for bucket in ordered]
+    found = crowds(model, cluster, ordered)
+    found += [Probe(bucket, WHOLE) for bucket in ordered]
     for place, bucket in enumerate(ordered):
         copies = min(MOST_COPIES, ordered[0].num_tokens // bucket.num_tokens)
         if bucket == ordered[-1]:
@@ -138,6 +150,25 @@ def required(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> l
         if _has_tokens(model, bucket, config):
             found.append(Probe(bucket, config, count, beside))
     return list(dict.fromkeys(found))
+
+
+def crowds(model: ModelSpec, cluster: Cluster, longest_first: Sequence[Bucket]) -> list[Probe]:
+    """The longest buckets, some of each at a time: whole, and under the smallest split of each kind.
+
+    A stage of a plan holds more tokens than its longest sequence, and a token costs more where a stage outgrows caches.
+    """
+    found = []
+    kinds = [WHOLE, *_smallest_of_each_kind(legal_configs(model, cluster))]
+    for place, bucket in enumerate(longest_first[:CROWDED_BUCKETS]):
+        count = crowd(bucket, longest_first[0].num_tokens)
+        turned = kinds[1 + place % (len(kinds) - 1)] if len(kinds) > 1 else WHOLE
+        found += [Probe(bucket, config, count) for config in (WHOLE, turned) if _has_tokens(model, bucket, config)]
+    return found
+
+
+def crowd(bucket: Bucket, longest: int) -> int:
+    """How many sequences of a bucket fill a stage, where the longest sequence has so many tokens."""
+    return max(1, min(MOST_COPIES, CROWD * longest // bucket.num_tokens))
 
 
 def _has_tokens(model: ModelSpec, bucket: Bucket, config: ParallelConfig) -> bool:

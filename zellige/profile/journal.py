@@ -17,11 +17,11 @@ from zellige.calibration import HostInfo
 from zellige.errors import FileError, FormatError, ModelMismatchError
 from zellige.profile.timing import LinkResult, ProbeResult
 
-SCHEMA = "zellige.profile_journal/2"
+SCHEMA = "zellige.profile_journal/3"
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a journal belongs to."""
+    """What a journal belongs to; ``together``: how many ranks measured beside each other."""
 
     schema: str = SCHEMA
     host: HostInfo
@@ -31,6 +31,7 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dtype: str
     checkpoint: str
     memory: bool = True
+    together: int = 1
 
 
 def journal_path(table: Path) -> Path:

@@ -1,9 +1,9 @@
 """A whole profile: units in order until the budget is used, a journal as they come, and then the table.
 
 Units are probes, and the links as one. First the core probes, without which there is no table, and those that tell the
-terms of laws apart; then the links; then all other probes. A unit begins only where the time is not up, and beyond the
-core only where it is expected to end in time: so a profile overruns by one unit at most. A core that the time does not
-suffice for is an error, and the journal lets the next profile go on behind it.
+terms of laws apart, which leave time for the links; then these; then all other probes. A unit begins only where the
+time is not up, and beyond the core only where it is expected to end in time: so a profile overruns by one unit at most.
+A core that the time does not suffice for is an error, and the journal lets the next profile go on behind it.
 """
 
 from __future__ import annotations
@@ -85,10 +85,12 @@ def measure_probes(
     advance: Callable[[], None] = lambda: None,
     *,
     needed: bool = False,
+    reserve_s: float = 0.0,
 ) -> int:
     """Measure what the journal lacks, in order, and say how many that were.
 
     Without time left nothing begins any more; what is expected to end too late is passed over, unless it is ``needed``.
+    ``reserve_s`` is kept for what comes behind.
     """
     measured = 0
     for probe in wanted:
@@ -96,7 +98,7 @@ def measure_probes(
         work = work_estimate(setting, probe)
         if probe.key in journal.results:
             continue
-        left = deadline.left_s()
+        left = deadline.left_s() - reserve_s
         if left > 0 and (needed or deadline.expected_s(work) <= left):
             result = measure(probe)
             journal.add(result)
@@ -115,6 +117,7 @@ def profile(
     measure: Measure,
     links: Callable[[], LinkResult] | None,
     budget: Budget,
+    together: int = 1,
     end_to_end: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[PriceTable, Progress]:
@@ -132,6 +135,7 @@ def profile(
         device=device,
         dtype=dtype,
         checkpoint=setting.checkpoint,
+        together=together,
     )
     journal = Journal(journal_path(out), header)
     resumed = len(journal.results)
@@ -141,14 +145,16 @@ def profile(
         measured = measure_probes(first, setting, journal, measure, deadline, advance, needed=True)
         require_core(first, journal)
         parted = len(dict.fromkeys([*first, *required(*setting[:3])]))
-        measured += measure_probes(wanted[len(first) : parted], setting, journal, measure, deadline, advance)
-        if links is not None and journal.links is None and deadline.left_s() > links_s(setting.cluster.num_ranks):
+        reserve = links_s(setting.cluster.num_ranks) if links is not None and journal.links is None else 0.0
+        telling = wanted[len(first) : parted]
+        measured += measure_probes(telling, setting, journal, measure, deadline, advance, reserve_s=reserve)
+        if links is not None and journal.links is None and deadline.left_s() > reserve:
             journal.add(links())
         measured += measure_probes(wanted[parted:], setting, journal, measure, deadline, advance)
     finally:
         journal.close()
     results = tuple(journal.results[probe.key] for probe in wanted if probe.key in journal.results)
-    found = Measured(host=host, device=device, dtype=dtype, results=results, links=journal.links)
+    found = Measured(host=host, device=device, dtype=dtype, results=results, links=journal.links, together=together)
     paces = [result.pace_ns for result in results]
     progress = Progress(measured, resumed, len(wanted) - len(results), drift(paces))
     return price_table(setting, found, end_to_end=end_to_end), progress

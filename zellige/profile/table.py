@@ -2,7 +2,7 @@
 
 A sequence's price is what it adds to a rank's step: what its operations take, without the cost of the calls, which
 sequences share. Of a pair that was measured, the operations' own times count, of the probe with the most sequences,
-whose share of the calls is the least; of others their laws. Calls of a sequence
+whose share of the calls is the least; of others their laws, in a stage as full as plans have. Calls of a sequence
 alone are ``launch_ns``; what a packed exchange's calls cost is the calibration's ``call_us``, and what a step costs
 whatever is in it, ``step_ns``. What travels is priced by the formulas with the measured links.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -22,14 +22,12 @@ from zellige.cluster import Cluster
 from zellige.errors import BadTimingError
 from zellige.memory import Checkpoint
 from zellige.model import ModelSpec
-from zellige.op_terms import KEPT, LIVE, OUTSIDE, Terms, kept_terms, law_key, live_terms, op_terms, outside_terms
+from zellige.op_terms import KEPT, LIVE, OUTSIDE, Terms, kept_terms, live_terms
 from zellige.prices import Price, PriceHeader, PriceRow, PriceTable, footprints, legal_configs
 from zellige.profile.communication import fit_links
 from zellige.profile.fit import fit_laws
-from zellige.profile.grid import PROBE_LAYERS, Probe, probe_program, probes
-from zellige.profile.timing import LinkResult, ProbeResult, Sample, at_one_pace, drift
-from zellige.program import Program
-from zellige.program_parts import PASSES
+from zellige.profile.grid import PROBE_LAYERS, Probe, crowd, probe_program, probes
+from zellige.profile.timing import LinkResult, ProbeResult, Sample, at_one_pace, drift, operation_jitter, operations
 from zellige.shards import WHOLE, ParallelConfig
 from zellige.workload import Bucket
 
@@ -48,6 +46,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["fp64", "fp32", "bf16"]
     results: tuple[ProbeResult, ...]
     links: LinkResult | None = None
+    together: int = 1
 
 
 class Setting(NamedTuple):
@@ -57,15 +56,6 @@ class Setting(NamedTuple):
     cluster: Cluster
     buckets: tuple[Bucket, ...]
     checkpoint: Checkpoint
-
-
-def operations(program: Program, rank: int) -> Iterator[tuple[str, Terms]]:
-    """The law and terms of every operation of a rank's layer, in the order of its samples; the outside last."""
-    for phase in PASSES:
-        for op in program.ranks[rank].ops(phase):
-            if op.kind != "keep":
-                yield law_key(program, phase, op), op_terms(program, rank, op)
-    yield OUTSIDE, outside_terms(program, rank)
 
 
 class Parts(NamedTuple):
@@ -95,7 +85,10 @@ def sequence_parts(setting: Setting, probe: Probe, laws: Mapping[str, Law], meas
         call = _shared_ns(law, terms)
         whole_ns = law.of(terms) if own is None else _same(next(own), key).ns
         work = times * max(0.0, whole_ns - call) / probe.count
-        calls += 0.0 if key == OUTSIDE or key.endswith(".whole") else times * call
+        if key == OUTSIDE:
+            calls += law.of({"operations": layers / program.num_layers * terms.get("operations", 0.0)})
+        elif not key.endswith(".whole"):
+            calls += times * call
         phase, _, kind = key.partition(".")
         if kind.endswith("pack"):
             copies += work
@@ -148,6 +141,8 @@ def calibrate(setting: Setting, measured: Measured) -> Calibration:
         link_error=links.error if links else 0.0,
         link_strided=links.strided if links else 1.0,
         link_ranks=link_ranks,
+        together=measured.together,
+        jitter=operation_jitter(measured.results),
         shares_cores=measured.device == "cpu" and link_ranks > measured.host.cores,
         call_us=_call_us(setting, by_key),
         step_ns=_step_ns(setting, by_key),
@@ -222,12 +217,13 @@ def _rows(
     setting: Setting, calibration: Calibration, known: Mapping[str, ProbeResult], end_to_end: bool
 ) -> Iterable[PriceRow]:
     laws = {law.key: law for law in calibration.laws}
+    longest = max(bucket.num_tokens for bucket in setting.buckets)
     tried = [probe for probe in probes(*setting[:3]) if probe.key in known and not probe.beside]
     alike = [probe for probe in tried if probe.layers == PROBE_LAYERS]
     most_of = {(probe.bucket, probe.config): probe for probe in sorted(alike, key=lambda probe: probe.count)}
     for bucket in setting.buckets:
         for config in legal_configs(setting.model, setting.cluster):
-            probe = most_of.get((bucket, config), Probe(bucket, config))
+            probe = most_of.get((bucket, config), Probe(bucket, config, crowd(bucket, longest)))
             measured = known.get(probe.key)
             parts = sequence_parts(setting, probe, laws, measured)
             for nodes in footprints(setting.cluster, config.degree):
@@ -291,7 +287,8 @@ def _notes(calibration: Calibration) -> tuple[str, ...]:
             f" {calibration.link_error:.0%}, strided ranks take {calibration.link_strided:.2f} times contiguous ones"
         )
     return (
-        f"measured on {host.machine} ({host.processor}, {host.cores} cores), torch {host.torch}, {calibration.dtype}",
+        f"measured on {host.machine} ({host.processor}, {host.cores} cores), torch {host.torch}, {calibration.dtype},"
+        + (" one rank alone" if calibration.together == 1 else f" {calibration.together} ranks beside each other"),
         f"laws predict left-out probes within {statistics.median(law.error for law in timed):.1%} (median; worst"
         f" {worst.key}: {worst.error:.1%}); repeats spread by {calibration.noise:.1%}",
         links + (", which share cores: no measure of a link" if calibration.shares_cores else ""),

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
 
 from zellige.errors import BadTimingError
 from zellige.files import PositiveInt
-from zellige.op_terms import KEPT, LIVE, OUTSIDE, law_key, op_terms, outside_terms
+from zellige.op_terms import KEPT, LIVE, OUTSIDE, Terms, law_key, op_terms, outside_terms
 from zellige.program import Program
 from zellige.program_parts import PASSES
 
@@ -95,6 +95,15 @@ def _at(ordered: Sequence[float], place: float) -> float:
     return ordered[first] if not rest else ordered[first] * (1 - rest) + ordered[first + 1] * rest
 
 
+def operations(program: Program, rank: int) -> Iterator[tuple[str, Terms]]:
+    """The law and terms of every operation of a rank's layer, in the order of its samples; the outside last."""
+    for phase in PASSES:
+        for op in program.ranks[rank].ops(phase):
+            if op.kind != "keep":
+                yield law_key(program, phase, op), op_terms(program, rank, op)
+    yield OUTSIDE, outside_terms(program, rank)
+
+
 def samples_of(program: Program, rank: int, steps: Sequence[Step]) -> tuple[Sample, ...]:
     """A sample for every operation of a rank, over all layers and steps; issues and waits give packs and unpacks."""
     found = []
@@ -123,6 +132,18 @@ def samples_of(program: Program, rank: int, steps: Sequence[Step]) -> tuple[Samp
     return (*found, Sample(key=OUTSIDE, terms=terms, ns=median(rest, "what is outside"), spread=spread(rest)))
 
 
+def merged(by_rank: Sequence[Sequence[Sample]]) -> tuple[Sample, ...]:
+    """The samples of ranks that ran the same operations, as one: the mean of times and of spreads."""
+    return tuple(
+        msgspec.structs.replace(
+            same[0],
+            ns=statistics.fmean(sample.ns for sample in same),
+            spread=statistics.fmean(sample.spread for sample in same),
+        )
+        for same in zip(*by_rank, strict=True)
+    )
+
+
 def at_one_pace(results: Sequence[ProbeResult]) -> tuple[ProbeResult, ...]:
     """The results as if the machine had kept its median pace all along; bytes stay as they are.
 
@@ -145,6 +166,12 @@ def _scaled(sample: Sample, factor: float) -> Sample:
     if sample.key in (KEPT, LIVE):
         return sample
     return msgspec.structs.replace(sample, ns=sample.ns * factor)
+
+
+def operation_jitter(results: Sequence[ProbeResult]) -> float:
+    """The spread of single operations, the mean over those of all probes by their time."""
+    timed = [sample for result in results for sample in result.samples if sample.key not in (KEPT, LIVE)]
+    return sum(sample.spread * sample.ns for sample in timed) / sum(sample.ns for sample in timed)
 
 
 def drift(paces: Sequence[int]) -> float:
