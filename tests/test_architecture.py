@@ -34,6 +34,7 @@ HALLWAY = (
     "bucket_sets",
     "analytic",
     "price_book",
+    "spreads",
     "problem",
     "placement",
     "schedule",

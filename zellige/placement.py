@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -28,7 +28,9 @@ __all__ = [
     "RankPrediction",
     "Rung",
     "Setup",
+    "Share",
     "Solver",
+    "Tally",
     "make_plan",
     "micro_batches",
     "plan_digest",
@@ -37,8 +39,8 @@ __all__ = [
 ]
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A sequence, its configuration, and its ordered rank list.
+class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """A sequence, its configuration, and its ordered rank list; part of no cycle, so that none is looked for.
 
     Schemes that accumulate gradients run a step in several parts. A barrier stands between **stages**: all ranks wait
     for the slowest. Within a stage a rank ends each of its **micro-batches**, backward included, before the next: no
@@ -168,8 +170,8 @@ def rank_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
     """
     parts = micro_batches(placements)
     if len(parts) <= 1:
-        return _micro_batch_costs(problem, count_ways(placements))
-    costs = [(stage, _micro_batch_costs(problem, count_ways(part))) for (stage, _), part in parts.items()]
+        return _micro_batch_costs(problem, _count(problem, placements))
+    costs = [(stage, _micro_batch_costs(problem, _count(problem, part))) for (stage, _), part in parts.items()]
     stages: dict[int, list[tuple[int, ...]]] = {}
     for stage, cost in costs:
         stages.setdefault(stage, []).append(cost.times_ns)
@@ -183,24 +185,30 @@ def rank_costs(problem: Problem, placements: Sequence[Placement]) -> RankCosts:
     )
 
 
-Ways = Mapping[tuple[str, ParallelConfig, tuple[int, ...]], int]
-"""How many sequences share each (bucket, configuration, ranks)."""
+class Share(NamedTuple):
+    """``number`` sequences that run alike: under one option, on the same ranks."""
+
+    option: Option
+    ranks: tuple[int, ...]
+    number: int
 
 
-def _micro_batch_costs(problem: Problem, ways: Ways) -> RankCosts:
+class Tally(NamedTuple):
+    """The placements of a micro-batch, counted; whole sequences by rank, where a policy knows them so."""
+
+    shares: Iterable[Share]
+    whole: Iterable[tuple[Option, Sequence[int]]] = ()
+
+
+def _micro_batch_costs(problem: Problem, tally: Tally) -> RankCosts:
     num_ranks = problem.cluster.num_ranks
     times, compute, kept, live = [0] * num_ranks, [0] * num_ranks, [0] * num_ranks, [0] * num_ranks
     packed: dict[tuple[ParallelConfig, tuple[int, ...]], int] = {}
     comm = rounds = 0
-    for (bucket, config, ranks), count in ways.items():
-        option = problem.option_on(bucket, config, ranks)
-        if option is None:
-            raise MissingPriceError(
-                f"there is no price for {bucket} as {config}",
-                fix="a price table that holds it, or analytic prices (leave --prices out)",
-            )
+    for option, ranks, count in tally.shares:
         comm += count * option.comm_bytes
         if len(ranks) > 1:
+            config = option.config
             rounds = max(rounds, config.k)
             if problem.engine == "group" and config.degree == config.h:
                 packed[config, ranks] = option.num_nodes
@@ -210,6 +218,16 @@ def _micro_batch_costs(problem: Problem, ways: Ways) -> RankCosts:
             compute[rank] += compute_ns
             kept[rank] += kept_bytes
             live[rank] = max(live[rank], option.live_bytes)
+    for option, counts in tally.whole:
+        comm += sum(counts) * option.comm_bytes
+        time_ns, compute_ns, kept_bytes, live_bytes = (
+            option.floor_ns, option.compute_ns, option.kept_bytes, option.live_bytes
+        )  # fmt: skip
+        times = [a + time_ns * count for a, count in zip(times, counts, strict=True)]
+        compute = [a + compute_ns * count for a, count in zip(compute, counts, strict=True)]
+        kept = [a + kept_bytes * count for a, count in zip(kept, counts, strict=True)]
+        if live_bytes:
+            live = [max(a, live_bytes) if count else a for a, count in zip(live, counts, strict=True)]
     for (config, ranks), nodes in packed.items():
         for rank in ranks:
             times[rank] += problem.shared_calls_ns(config.degree, nodes, 1)
@@ -222,13 +240,22 @@ def _micro_batch_costs(problem: Problem, ways: Ways) -> RankCosts:
     return RankCosts(tuple(times), exposed, memory, comm, max(times))
 
 
-def count_ways(placements: Iterable[Placement]) -> dict[tuple[str, ParallelConfig, tuple[int, ...]], int]:
-    """How many sequences share each (bucket, configuration, ranks)."""
+def _count(problem: Problem, placements: Iterable[Placement]) -> Tally:
+    """Placements counted by bucket, configuration and ranks; raises :class:`MissingPriceError`."""
     ways: dict[tuple[str, ParallelConfig, tuple[int, ...]], int] = {}
     for placement in placements:
         way = (placement.bucket, placement.config, placement.ranks)
         ways[way] = ways.get(way, 0) + 1
-    return ways
+    shares = []
+    for (bucket, config, ranks), count in ways.items():
+        option = problem.option_on(bucket, config, ranks)
+        if option is None:
+            raise MissingPriceError(
+                f"there is no price for {bucket} as {config}",
+                fix="a price table that holds it, or analytic prices (leave --prices out)",
+            )
+        shares.append(Share(option, ranks, count))
+    return Tally(shares)
 
 
 def make_plan(
@@ -240,14 +267,14 @@ def make_plan(
     solver: Solver,
     blocks_bound_ns: int | None = None,
     notes: tuple[str, ...] = (),
-    ways: Ways | None = None,
+    tally: Tally | None = None,
 ) -> Plan:
     """Price the placements and certify them; placements are put in the batch's order.
 
-    ``ways`` are the placements counted, where all are of one micro-batch and the policy knows already.
+    ``tally`` are the placements counted, where all are of one micro-batch and the policy knows already.
     """
     ordered = _in_batch_order(problem, placements)
-    costs = rank_costs(problem, ordered) if ways is None else _micro_batch_costs(problem, ways)
+    costs = rank_costs(problem, ordered) if tally is None else _micro_batch_costs(problem, tally)
     makespan = costs.makespan_ns
     plan = Plan(
         policy=policy,
@@ -296,9 +323,9 @@ def plan_digest(plan: Plan) -> str:
 
 def require_placeable(problem: Problem) -> None:
     """Raise :class:`SequenceTooLargeError` for a sequence that no option fits into memory."""
-    for bucket, _ in problem.counts.items():
+    for bucket in problem.counts:
         options = problem.options[bucket.name]
-        if any(problem.fits_alone(option) for option in options):
+        if problem.rungs[bucket.name] or any(problem.fits_alone(option) for option in options):
             continue
         best = min(options, key=lambda option: option.kept_bytes + option.live_bytes)
         device, room = problem.cluster.device, problem.memory.room_bytes

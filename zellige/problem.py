@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -25,6 +27,7 @@ from zellige.memory import MemoryModel
 from zellige.model import ModelSpec
 from zellige.prices import Price, PriceTable, missing_bucket
 from zellige.shards import WHOLE, ParallelConfig
+from zellige.spreads import Spread, WorkFront, most_rounds, spreads_of, work_front
 from zellige.workload import Batch, Bucket
 
 Engine = Literal["coalesced", "per_sequence", "group"]
@@ -82,17 +85,13 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prices: str
 
 
-WorkFront = tuple[tuple[int, int], ...]
-"""(time, least work of the options within it): times rise, work falls."""
+class Kind(NamedTuple):
+    """Plans of at least ``fewest`` ring rounds: how their sequences may lie, by bucket name, and the least work of it
+    within a time."""
 
-
-def work_front(options: Iterable[tuple[int, int]]) -> WorkFront:
-    """The front of (time, work) pairs."""
-    kept: list[tuple[int, int]] = []
-    for time, work in sorted(options):
-        if not kept or work < kept[-1][1]:
-            kept.append((time, work))
-    return tuple(kept)
+    fewest: int
+    spreads: dict[str, tuple[Spread, ...]]
+    fronts: dict[str, WorkFront]
 
 
 @dataclass(frozen=True)
@@ -168,9 +167,23 @@ class Problem:
     def work_fronts(self) -> dict[str, WorkFront]:
         """The least work within a time, by bucket name, on any ranks; memory is not looked at."""
         return {
-            name: work_front((o.floor_ns, o.floor_ns * o.config.degree) for o in options)
+            name: self._front_of((o.floor_ns, o.floor_ns * o.config.degree) for o in options)
             for name, options in self.priced.items()
         }
+
+    def _front_of(self, options: Iterable[tuple[int, int]]) -> WorkFront:
+        """The front of (time, work) pairs; equal ones are one object."""
+        front = work_front(options)
+        return self._known_fronts.setdefault(front, front)
+
+    @cached_property
+    def _known_fronts(self) -> dict[WorkFront, WorkFront]:
+        return {}
+
+    @cached_property
+    def least_times(self) -> dict[tuple[int, ...], int]:
+        """What the bounds have found for the batch, by the identities of the buckets' fronts."""
+        return {}
 
     @cached_property
     def fronts_by_rounds(self) -> tuple[tuple[int, dict[str, WorkFront]], ...]:
@@ -182,7 +195,7 @@ class Problem:
             (
                 limit // 2 + 1 if limit else 0,
                 {
-                    name: work_front(
+                    name: self._front_of(
                         (o.floor_ns, o.floor_ns * o.config.degree)
                         for o in options
                         if o.config.k <= limit or o.config.degree == 1
@@ -192,6 +205,35 @@ class Problem:
             )
             for limit in limits
         )
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Plans of each number of ring rounds, as in :attr:`fronts_by_rounds`; one kind where no calls are shared by
+        all. Of options that fit into a rank's memory alone, for no plan has others: a bucket may have none."""
+        fewest = [0]
+        if self.engine == "coalesced":
+            fewest = [fewest for fewest, _ in self.fronts_by_rounds]
+        least = {name: self._least_times(options) for name, options in self.priced.items()}
+        return tuple(self._kind(each, least) for each in fewest)
+
+    def _least_times(self, options: tuple[Option, ...]) -> dict[tuple[int, bool, int], int]:
+        """The least ``floor_ns`` of options that fit, by ring rounds (0: whole), whether over nodes, and degree."""
+        least: dict[tuple[int, bool, int], int] = {}
+        for option in options:
+            if self.fits_alone(option):
+                degree = option.config.degree
+                key = option.config.k if degree > 1 else 0, option.num_nodes > 1, degree
+                least[key] = min(least.get(key, option.floor_ns), option.floor_ns)
+        return least
+
+    def _kind(self, fewest: int, least: dict[str, dict[tuple[int, bool, int], int]]) -> Kind:
+        most = most_rounds(fewest) if self.engine == "coalesced" else self.cluster.num_ranks
+        spreads = {
+            name: spreads_of((wide, degree, time) for (k, wide, degree), time in times.items() if k <= most)
+            for name, times in least.items()
+        }
+        fronts = {name: self._front_of((each.time, each.work) for each in found) for name, found in spreads.items()}
+        return Kind(fewest, spreads, fronts)
 
     @cached_property
     def ring_limits(self) -> tuple[int, ...]:
@@ -214,11 +256,11 @@ class Problem:
     def fronts_within(self) -> dict[int, dict[str, WorkFront]]:
         """The least work within a time of :attr:`rungs_within`; limit 0 is whole alone."""
         fronts = {
-            limit: {name: work_front((rung.time, rung.work) for rung in rungs) for name, rungs in within.items()}
+            limit: {name: self._front_of((rung.time, rung.work) for rung in rungs) for name, rungs in within.items()}
             for limit, within in self.rungs_within.items()
         }
         whole = {
-            name: work_front((rung.time, rung.work) for rung in rungs if rung.degree == 1)
+            name: self._front_of((rung.time, rung.work) for rung in rungs if rung.degree == 1)
             for name, rungs in self.rungs.items()
         }
         return {0: whole, **fronts}
@@ -226,6 +268,10 @@ class Problem:
     def prepare(self) -> None:
         """Build everything that depends on the prices alone and not on how many sequences there are."""
         _ = self.options, self._by_key, self.work_fronts, self.fronts_by_rounds, self.fronts_within, self.prices_digest
+        _ = self.kinds
+        if self.engine == "coalesced":
+            for rounds in {*self.ring_limits, *(fewest for fewest, _ in self.fronts_by_rounds if fewest)}:
+                self.shared_calls_ns(self.cluster.num_ranks, self.cluster.num_nodes, rounds)
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -247,10 +293,20 @@ class Problem:
     @cached_property
     def counts(self) -> dict[Bucket, int]:
         """How many sequences each bucket of the batch has, in bucket order."""
-        counts: dict[Bucket, int] = {}
-        for sequence in self.batch.sequences:
-            counts[sequence.bucket] = counts.get(sequence.bucket, 0) + 1
-        return {bucket: counts[bucket] for bucket in self.batch.buckets if bucket in counts}
+        return {bucket: len(ids) for bucket, ids in self.members.items()}
+
+    @cached_property
+    def members(self) -> dict[Bucket, list[str]]:
+        """The sequences of each bucket of the batch, in batch order; buckets in theirs."""
+        found: dict[Bucket, list[str]] = {}
+        for bucket, run in groupby(self.batch.sequences, key=attrgetter("bucket")):
+            found.setdefault(bucket, []).extend([sequence.id for sequence in run])
+        return {bucket: found[bucket] for bucket in self.batch.buckets if bucket in found}
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """:attr:`counts` by bucket name."""
+        return {bucket.name: count for bucket, count in self.counts.items()}
 
     def price(self, bucket: str, config: ParallelConfig, num_nodes: int) -> Price:
         """The components of a bucket's option."""
@@ -277,6 +333,8 @@ class Problem:
 
     def _widest(self, bucket: str, config: ParallelConfig, span: int) -> Option | None:
         table = self._by_key[bucket]
+        if (config, span) in table:
+            return table[config, span]
         widths = [nodes for (priced, nodes) in table if priced == config]
         if not widths:
             return None

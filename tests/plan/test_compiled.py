@@ -18,8 +18,10 @@ from zellige.placement import Engine, Problem
 from zellige.plan import plan_batch
 from zellige.plan.blocks import make_pod
 from zellige.plan.compiled import LARGEST, is_compiled, prefer_compiled
-from zellige.plan.free import FreeSearch, front
+from zellige.plan.free import FreeSearch, front, place_freely
 from zellige.plan.search import PER_DENSITY, Anchor, Budget, Order, Sand, Search, credit
+from zellige.plan.search_kernel import NEVER
+from zellige.plan.targets import place
 from zellige.problem import Option, Rung
 from zellige.shards import ParallelConfig
 
@@ -111,6 +113,36 @@ def test_a_compiled_free_search_places_alike(several: list[tuple[Rung, ...]], sa
         assert compiled.run(target) == expected
 
 
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(searches(), st.integers(1, 120), st.integers(0, 400), st.integers(1, 60))
+def test_compiled_targets_are_the_same(made: dict[str, object], start: int, nodes: int, run_limit: int) -> None:
+    found = []
+    for compiled in (False, True):
+        prefer_compiled(compiled)
+        tight = made["order"].tight  # type: ignore[attr-defined]
+        order = Order(tight, run_limit, Budget(nodes))
+        placed = place(Search(**{**made, "order": order}), start)  # type: ignore[arg-type]
+        if placed is not None and not made["densities"]:
+            placed = placed._replace(others=())
+        found.append((placed, order.budget.nodes))
+    assert found[0] == found[1]
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.lists(ladders(), min_size=1, max_size=9), st.integers(0, 100), st.integers(1, 150), st.booleans())
+def test_compiled_targets_of_free_searches_are_the_same(
+    several: list[tuple[Rung, ...]], sand: int, start: int, known: bool
+) -> None:
+    fronts = [front(rungs) for rungs in sorted(several, key=lambda rungs: -rungs[0].work)]
+    found = []
+    for compiled in (False, True):
+        prefer_compiled(compiled)
+        search = FreeSearch(NODES, PER_NODE, fronts, sand)
+        below = search.least + start if known else NEVER
+        found.append(place_freely(search, start, below))
+    assert found[0] == found[1]
+
+
 def planned(problem: Problem) -> str:
     try:
         return plan_batch(problem, "zellige", problem.engine).digest
@@ -137,6 +169,28 @@ def test_figures_too_large_for_compiled_loops_are_searched_all_the_same() -> Non
     prefer_compiled()
     assert search.run(time, 9)
     assert max(search.load) == time
+    search.take()
+    found = place(search, time)
+    assert found is not None
+    assert found.target == time
+
+
+def test_a_target_that_grows_too_large_for_compiled_loops_is_found_all_the_same() -> None:
+    """Whole sequences that no rank holds two of: the greedy placement reaches more than what is computed with."""
+    prefer_compiled()
+    time, rungs = LARGEST >> 22, []
+    for degree in (1, 2):
+        option = Option(ParallelConfig(q=degree), 1, time, time, time, 1, 0, 0)
+        rungs.append(Rung(degree * time, time, degree, 1, 1, 0, option))
+    anchors = [Anchor("long", tuple(rungs))] * 40
+    pod = make_pod(1, 2, frozenset({(1, 1), (2, 1)}))
+    order = Order(False, 9, Budget(9))
+    search = Search(pod, anchors, Sand(0, ()), 100, order, None)
+    assert search.may_compile(time)
+    found = place(search, time)
+    assert found is not None
+    assert found.target == 20 * time
+    assert not search.may_compile(found.target)
 
 
 def test_without_numba_nothing_is_compiled() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zellige.plan.free import FreeSearch, front, place_freely
 from zellige.plan.packing import Ranks, Split
-from zellige.plan.refine import refine
+from zellige.plan.refine import Book, refine
 from zellige.plan.search_kernel import NEVER
 from zellige.problem import Option, Rung
 from zellige.shards import ParallelConfig
@@ -105,7 +105,7 @@ def test_local_search_loses_nothing_and_slows_nothing(
             ranks.add(split[-1].ranks, two)
     totals = Counter(way.bucket for way in split) + Counter({name: sum(counts) for name, counts in whole.items()})
     before, fullest, room = max(ranks.time), max(ranks.kept), max(room, *ranks.kept)
-    refine(ranks, split, whole, alone, rungs, PER_NODE, room, 0, 40)
+    refine(ranks, split, list(whole.values()), Book(alone, rungs, PER_NODE), room, 0, 40)
     assert max(ranks.time) <= before
     assert max(ranks.kept) <= max(room, fullest)
     after = Counter(way.bucket for way in split) + Counter({name: sum(counts) for name, counts in whole.items()})
@@ -127,7 +127,7 @@ def test_local_search_splits_what_is_too_coarse() -> None:
     ranks, whole = Ranks(4), {"a": [1, 1, 0, 0]}
     split: list[Split] = []
     ranks.add_counts(whole["a"], ladder[0])
-    refine(ranks, split, whole, {"a": ladder[0]}, {"a": ladder}, 4, 10**9, 0, 10)
+    refine(ranks, split, list(whole.values()), Book({"a": ladder[0]}, {"a": ladder}, 4), 10**9, 0, 10)
     assert ranks.time == [52, 52, 52, 52]
     assert [way.ranks for way in split] == [(0, 2), (1, 3)]
     assert whole == {"a": [0, 0, 0, 0]}

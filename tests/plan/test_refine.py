@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zellige.plan.compiled import is_compiled, prefer_compiled
 from zellige.plan.packing import Ranks, Split
-from zellige.plan.refine import refine
+from zellige.plan.refine import Book, refine
 from zellige.problem import Option, Rung
 from zellige.shards import ParallelConfig
 
@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def run(case: Case) -> None:
     room, goal, steps = case.limits
-    refine(case.ranks, case.split, case.whole, case.alone, case.rungs, PER_NODE, room, goal, steps)
+    refine(case.ranks, case.split, list(case.whole.values()), Book(case.alone, case.rungs, PER_NODE), room, goal, steps)
 
 
 @settings(max_examples=200)

@@ -135,7 +135,9 @@ def test_every_sequence_is_placed_once_within_memory(engine: Engine) -> None:
         assert [p.sequence for p in plan.placements] == [s.id for s in problem.batch.sequences]
         assert [p.bucket for p in plan.placements] == [s.bucket.name for s in problem.batch.sequences]
         assert plan.peak_memory_bytes <= plan.memory_limit_bytes
-        assert (plan.bound_ns, plan.bound) == best_bound(problem)
+        known = best_bound(problem)
+        assert plan.bound_ns >= known[0]
+        assert plan.bound == (known[1] if plan.bound_ns == known[0] else "B6 any rank sets")
         assert plan.makespan_ns >= (plan.blocks_bound_ns or plan.bound_ns)
         assert (plan.blocks_bound_ns is None) == (engine == "group")
         if index < 3:

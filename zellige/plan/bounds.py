@@ -11,29 +11,31 @@ The least of these sums over all numbers of rounds is B3 with calls.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 
 from zellige.placement import Problem
+from zellige.spreads import WorkFront
 from zellige.units import ceil_div
 
-Choices = Sequence[tuple[int, Sequence[tuple[int, int]]]]
+Choices = Sequence[tuple[int, WorkFront]]
+"""How many sequences each bucket has, and their options of least work."""
 
 
 def area_bound(problem: Problem) -> int:
     """B1: the least total work over the number of ranks, rounded up, in nanoseconds."""
-    work = sum(count * min(w for _, w in options) for count, options in _choices(problem))
+    work = sum(count * problem.work_fronts[name].works[-1] for name, count in problem.numbers.items())
     return ceil_div(work, problem.cluster.num_ranks)
 
 
 def indivisible_bound(problem: Problem) -> int:
     """B2: the longest, over sequences, of the shortest option, in nanoseconds."""
-    return max(min(time for time, _ in options) for _, options in _choices(problem))
+    return max(problem.work_fronts[name].times[0] for name in problem.numbers)
 
 
 def canonical_bound(problem: Problem) -> int:
     """B3: the least integer T for which every sequence has an option within T and the work fits, in nanoseconds."""
-    return least_time(_choices(problem), problem.cluster.num_ranks)
+    return least_time_of(problem, problem.work_fronts)
 
 
 def bound_with_calls(problem: Problem, canonical: int | None = None) -> int:
@@ -50,18 +52,30 @@ def bound_with_calls(problem: Problem, canonical: int | None = None) -> int:
         calls = problem.shared_calls_ns(cluster.num_ranks, cluster.num_nodes, fewest) if fewest else 0
         if best is not None and least + calls >= best:
             break
-        step = calls + least_time([(n, fronts[bucket.name]) for bucket, n in problem.counts.items()], cluster.num_ranks)
+        step = calls + least_time_of(problem, fronts)
         best = step if best is None else min(best, step)
     return least if best is None else best
 
 
+def least_time_of(problem: Problem, fronts: Mapping[str, WorkFront]) -> int:
+    """B3 of the batch under some fronts, which are the problem's own: those of many limits on ring rounds are equal."""
+    mine = [fronts[name] for name in problem.numbers]
+    key = tuple(map(id, mine))
+    if key not in problem.least_times:
+        choices = list(zip(problem.numbers.values(), mine, strict=True))
+        problem.least_times[key] = least_time(choices, problem.cluster.num_ranks)
+    return problem.least_times[key]
+
+
 def least_time(choices: Choices, num_ranks: int) -> int:
-    """B3 of (count, [(time, least work within it)]): the work is constant between the options' times."""
-    low = max(options[0][0] for _, options in choices)
+    """B3 of some choices: the work is constant between the options' times, and never less than that of the slowest."""
+    least = ceil_div(sum([count * works[-1] for count, (_, works) in choices]), num_ranks)
+    low = max(least, *[times[0] for _, (times, _) in choices])
     work = _work_within(choices, low)
     if work <= num_ranks * low:
         return low
-    steps = sorted({time for _, options in choices for time, _ in options if low < time <= ceil_div(work, num_ranks)})
+    high = ceil_div(work, num_ranks)
+    steps = sorted({time for _, front in choices for time in front.times if low < time <= high})
     first = bisect_left(steps, True, key=lambda time: _work_within(choices, time) <= num_ranks * time)
     before = steps[first - 1] if first else low
     reached = ceil_div(_work_within(choices, before), num_ranks)
@@ -79,12 +93,6 @@ def best_bound(problem: Problem) -> tuple[int, str]:
     return (indivisible, "B2 indivisible") if indivisible >= area else (area, "B1 area")
 
 
-def _choices(problem: Problem) -> Choices:
-    """(count, [(time, work)]) for each bucket of the batch: the options of least work, by increasing time."""
-    return [(count, problem.work_fronts[bucket.name]) for bucket, count in problem.counts.items()]
-
-
 def _work_within(choices: Choices, limit: int) -> int:
     """The least total work of options within a time limit; the limit must allow one for every bucket."""
-    beyond = (limit + 1,)
-    return sum([count * options[bisect_left(options, beyond) - 1][1] for count, options in choices])
+    return sum([count * works[bisect_right(times, limit) - 1] for count, (times, works) in choices])

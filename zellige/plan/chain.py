@@ -8,7 +8,6 @@ from typing import NamedTuple
 from zellige.placement import Placement
 from zellige.plan.packing import Split
 from zellige.problem import Problem, Rung
-from zellige.shards import ParallelConfig
 
 FORWARD_SHARE = (2, 7)
 """Forward over forward and backward of attention: 1 of 3.5 (what full checkpointing runs once more)."""
@@ -52,13 +51,13 @@ def ways_of(problem: Problem, placements: Iterable[Placement]) -> list[Split]:
     return ways
 
 
-def phases(problem: Problem, ways: Iterable[Split]) -> Phases:
+def phases(problem: Problem, ways: Sequence[Split]) -> Phases:
     """The work of split sequences on each rank."""
     num_ranks = problem.cluster.num_ranks
     found = Phases([0] * num_ranks, [0] * num_ranks, [0] * num_ranks)
-    parts: dict[tuple[str, ParallelConfig, int], tuple[int, int, int]] = {}
+    parts: dict[int, tuple[int, int, int]] = {}
     for way in ways:
-        key = (way.bucket, way.rung.option.config, way.rung.nodes)
+        key = id(way.rung)
         if key not in parts:
             parts[key] = _parts(problem, way)
         linear, transfer, attention = parts[key]
@@ -69,7 +68,7 @@ def phases(problem: Problem, ways: Iterable[Split]) -> Phases:
     return found
 
 
-def chain_ns(problem: Problem, ways: Iterable[Split]) -> int:
+def chain_ns(problem: Problem, ways: Sequence[Split]) -> int:
     """The step of the split sequences alone if all ranks met in every phase, in nanoseconds: the most linear work of a
     rank, the most transfer, the most attention.
 

@@ -7,9 +7,11 @@ cache folder, if either can be written. So a single plan is made without.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import types
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 LARGEST = 2**62
@@ -51,16 +53,29 @@ def compiled(module_name: str, function: str) -> Any:
 
 @cache
 def _compile_module(module_name: str) -> dict[str, Any]:
-    """Copies of a module's functions that call each other's compiled copies."""
+    """Copies of a module's functions that call each other's compiled copies, and those of other kernels."""
     options: dict[str, Any] = {"_nrt": module_name in ALLOCATING}
     module = importlib.import_module(module_name)
     names = dict(vars(module))
     for name, function in vars(module).items():
-        if isinstance(function, types.FunctionType) and function.__module__ == module_name:
+        if not isinstance(function, types.FunctionType):
+            continue
+        if function.__module__ == module_name:
             copy = types.FunctionType(function.__code__, names, name)
-            copy.__module__, copy.__qualname__ = module_name, name
-            names[name] = _jit(copy, options)
+            copy.__module__, copy.__qualname__ = module_name, f"{name}_F{_stamp()}"
+            names[name] = _jit(copy, {**options, "forceinline": name.startswith("_")})
+        elif function.__module__.endswith("_kernel"):
+            names[name] = compiled(function.__module__, function.__name__)
     return names
+
+
+@cache
+def _stamp() -> str:
+    """A hash of all kernels' sources. numba keeps a function on disk until its own file changes; with the hash in its
+    name it is made anew as well where what it calls has changed, or a constant from elsewhere."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    kernels = [path.read_bytes() for path in sources if path.stem.endswith(("_kernel", "_places"))]
+    return hashlib.sha256(b"".join(kernels)).hexdigest()[:12]
 
 
 def _jit(function: Any, options: dict[str, Any]) -> Any:

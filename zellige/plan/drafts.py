@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from zellige.plan.blocks import Pod, make_pod
 from zellige.plan.free import Chosen, FreeSearch, front, place_freely
 from zellige.plan.improve import PARTNERS, improve
-from zellige.plan.packing import Ranks, Split, pack, split_in
+from zellige.plan.packing import Filler, Ranks, Split, added, as_lists, as_rows, may_pack_compiled, pack, split_in
 from zellige.plan.refine import refine
-from zellige.plan.search import Anchor, Budget, Found, Order, Sand, Search, place
+from zellige.plan.search import Anchor, Budget, Found, Order, Sand, Search
 from zellige.plan.search_kernel import NEVER
+from zellige.plan.targets import place
 from zellige.plan.task import (
     BLOCKS,
     FREE,
@@ -24,7 +26,6 @@ from zellige.plan.task import (
     fillers_of,
     members_of,
     sand_of,
-    whole_rung,
 )
 from zellige.problem import Rung
 from zellige.units import ceil_div
@@ -65,16 +66,14 @@ def draft(task: Task, anchors: dict[str, int], *, binds: bool) -> Draft | None:
     placed = _place_anchors(task, anchors, pods, sand, densities, tight=scarce and not binds)
     if placed is None:
         return None
-    lower = max(found.lower for _, found in placed) if len(placed) == 1 else task.start
-    result = _fill(task, anchors, pods, placed, sand)
+    lower = placed[0].found.lower if len(placed) == 1 else task.start
+    result = fill(task, anchors, pods, placed, sand)
     if len(placed) == 1 and binds:
-        first, found = placed[0]
-        for chosen, target in found.others:
+        for chosen, target in placed[0].found.others:
             if result is not None and result.longest <= target:
                 break
-            result = faster(
-                result, _fill(task, anchors, pods, [(first, found._replace(chosen=chosen, target=target))], sand)
-            )
+            other = placed[0]._replace(found=placed[0].found._replace(chosen=chosen, target=target))
+            result = faster(result, fill(task, anchors, pods, [other], sand))
     freely = len(pods) > 1 and not binds and task.problem.engine == "coalesced"
     origin = FREE if freely else BLOCKS
     return None if result is None else dataclasses.replace(result, lower=lower, origin=origin)
@@ -84,9 +83,9 @@ def floored(task: Task, anchors: dict[str, int], floors: Floors) -> dict[str, tu
     """The rungs of the anchors from the least degrees on, by bucket."""
     fronts = {}
     for name in anchors:
-        whole = whole_rung(task.rungs[name])
+        whole = task.whole.get(name)
         shorter = whole is not None and 5 * whole.time <= task.start
-        fronts[name] = front(task.rungs[name], floor=floors.shorter if shorter else floors.longer)
+        fronts[name] = task.front(name, floor=floors.shorter if shorter else floors.longer)
     return fronts
 
 
@@ -99,12 +98,13 @@ def draft_freely(
     Memory is not looked at until fillers are packed. Placements of the anchors count only under ``below``.
     """
     cluster, sand = task.problem.cluster, sand_of(task, anchors, ())
-    each = [fronts[anchor.bucket] for anchor in members_of(task, anchors)]
+    names = tuple([anchor.bucket for anchor in members_of(task, anchors)])
+    each = [fronts[name] for name in names]
     search = FreeSearch(cluster.num_nodes, cluster.ranks_per_node, each, sand.work)
     found = place_freely(search, task.start, below)
     if found is None:
         return None, False
-    result = _fill(task, anchors, [], [(0, Found(*found, task.start))], sand, loose_only=True)
+    result = fill(task, anchors, [], [Placed(0, names, Found(*found, task.start))], sand, loose_only=True)
     if result is None:
         return None, True
     return dataclasses.replace(result, lower=task.start, origin=FREE), False
@@ -112,24 +112,25 @@ def draft_freely(
 
 def polish(task: Task, result: Draft) -> Draft:
     """The draft after a local search over all of its sequences."""
-    cluster, room = task.problem.cluster, task.problem.memory.room_bytes
-    ranks, split, whole = Ranks(cluster.num_ranks), list(result.split), {k: v[:] for k, v in result.whole.items()}
-    for way in split:
-        ranks.add(way.ranks, way.rung)
-    alone = {name: rung for name in whole if (rung := whole_rung(task.rungs[name])) is not None}
-    for bucket, rung in alone.items():
-        ranks.add_counts(whole[bucket], rung)
-    ways = {name: front(task.rungs[name], rounds=result.rounds) for name in task.numbers}
+    room = task.problem.memory.room_bytes
+    assert result.ranks is not None
+    ranks, split, book = result.ranks.copy(), list(result.split), task.book(result.rounds)
+    kinds, counts = list(task.whole.values()), [result.whole[name][:] for name in task.whole]
     goal = task.start + (task.start >> CLOSE)
-    kinds, counts = list(alone.values()), [whole[name] for name in alone]
+    table = book.table()
+    if ranks.may_compile(room * len(ranks.time), goal, ranks.longest * len(ranks.time), *table.work, *table.kept):
+        ranks.to_arrays()
+        counts = as_rows(counts, len(ranks.time))
     for _ in range(ROUNDS):
-        before = max(ranks.time)
-        refine(ranks, split, whole, alone, ways, cluster.ranks_per_node, room, goal, MAX_STEPS)
+        before = ranks.longest
+        refine(ranks, split, counts, book, room, goal, MAX_STEPS)
         improve(ranks, kinds, counts, room, goal, MAX_CHANGES, 2 * PARTNERS)
-        if max(ranks.time) == before or before <= goal:
+        if ranks.longest == before or before <= goal:
             break
+    whole = dict(zip(task.whole, as_lists(counts), strict=True))
+    ranks.to_lists()
     origin = result.origin if result.origin == FREE else f"{result.origin}, then local search"
-    return dataclasses.replace(result, split=split, whole=whole, longest=max(ranks.time), origin=origin)
+    return dataclasses.replace(result, split=split, whole=whole, longest=ranks.longest, origin=origin, ranks=ranks)
 
 
 def faster(one: Draft | None, other: Draft | None) -> Draft | None:
@@ -139,44 +140,69 @@ def faster(one: Draft | None, other: Draft | None) -> Draft | None:
     return other if other.longest < one.longest else one
 
 
-def _fill(
+def fill(
     task: Task,
     anchors: dict[str, int],
     pods: Sequence[tuple[int, Pod]],
-    placed: Sequence[tuple[int, Found]],
+    placed: Sequence[Placed],
     sand: Sand,
     *,
     loose_only: bool = False,
 ) -> Draft | None:
     """Pack what is no anchor around the anchors and improve; None where something has no room, and with ``loose_only``
     where it is not time alone that decides."""
-    num_ranks, room = task.problem.cluster.num_ranks, task.problem.memory.room_bytes
-    ranks, result, kinds = Ranks(num_ranks), Draft(), fillers_of(task, anchors)
-    counts = {filler.bucket: [0] * num_ranks for filler in kinds}
-    for bucket, rung, where in _placements(task, anchors, placed):
-        ranks.add(where, rung)
-        if rung.degree == 1:
-            counts[bucket][where[0]] += 1
-        else:
-            result.split.append(Split(bucket, rung, where))
-    level = ceil_div(sum(ranks.time) + sand.work, num_ranks)
-    result.target = max(level, *(found.target for _, found in placed))
-    packed, left, result.loose = pack(ranks, kinds, room, result.target)
-    for filler, taken, over in zip(kinds, packed, left, strict=True):
-        counts[filler.bucket] = [a + b for a, b in zip(counts[filler.bucket], taken, strict=True)]
-        for _ in range(over):
-            split = split_in(ranks, filler, pods, room, result.target)
-            if split is None:
-                return None
-            result.split.append(split)
+    room, fillers = task.problem.memory.room_bytes, fillers_of(task, anchors)
+    ranks, result, counts = _laid(task, placed)
+    level = ceil_div(sum(ranks.time) + sand.work, len(ranks.time))
+    result.target = max(level, *(found.target for _, _, found in placed))
+    if may_pack_compiled(ranks, fillers, room, result.target):
+        ranks.to_arrays()
+        counts = as_rows(counts, len(ranks.time))
+    packed, left, result.loose = pack(ranks, fillers, room, result.target)
+    counts = added(counts, packed)
+    if any(left):
+        ranks.to_lists()
+        if not _split_rest(ranks, fillers, left, pods, room, result):
+            return None
+        counts = as_lists(counts)
     if not ranks.fit(room) or (loose_only and not result.loose):
         return None
     goal = result.target - (result.target >> CLOSE)
-    partners = PARTNERS if result.loose or num_ranks > ONE_POD else num_ranks
-    improve(ranks, [filler.whole for filler in kinds], list(counts.values()), room, goal, MAX_CHANGES, partners)
-    result.whole = counts
-    result.longest = max(ranks.time)
+    partners = PARTNERS if result.loose or len(ranks.time) > ONE_POD else len(ranks.time)
+    improve(ranks, list(task.whole.values()), counts, room, goal, MAX_CHANGES, partners)
+    result.whole = dict(zip(task.whole, as_lists(counts), strict=True))
+    ranks.to_lists()
+    result.longest, result.ranks = ranks.longest, ranks
     return result
+
+
+def _laid(task: Task, placed: Sequence[Placed]) -> tuple[Ranks, Draft, list[list[int]]]:
+    """The ranks with the anchors on them, a draft with those that are split, and counts of those that are whole."""
+    num_ranks = task.problem.cluster.num_ranks
+    ranks, result = Ranks(num_ranks), Draft()
+    counts = {name: [0] * num_ranks for name in task.whole}
+    for first, names, found in placed:
+        for bucket, (rung, block) in zip(names, found.chosen, strict=True):
+            where = tuple([first + rank for rank in block.ranks]) if first else block.ranks
+            ranks.add(where, rung)
+            if rung.degree == 1:
+                counts[bucket][where[0]] += 1
+            else:
+                result.split.append(Split(bucket, rung, where))
+    return ranks, result, list(counts.values())
+
+
+def _split_rest(
+    ranks: Ranks, fillers: Sequence[Filler], left: Sequence[int], pods: Sequence[tuple[int, Pod]], room: int, to: Draft
+) -> bool:
+    """Split what no rank has room for whole; False where something has no room so either."""
+    for filler, over in zip(fillers, left, strict=True):
+        for _ in range(over):
+            split = split_in(ranks, filler, pods, room, to.target)
+            if split is None:
+                return False
+            to.split.append(split)
+    return True
 
 
 def make_pods(task: Task, anchors: dict[str, int]) -> list[tuple[int, Pod]]:
@@ -210,8 +236,8 @@ def _place_anchors(
     densities: tuple[int, ...] | None,
     *,
     tight: bool,
-) -> list[tuple[int, Found]] | None:
-    """(first rank, what was found) for each pod; None where memory allows nothing."""
+) -> list[Placed] | None:
+    """What was found for each pod; None where memory allows nothing."""
     members = members_of(task, anchors)
     shares = _deal_to_pods(task, members, pods, sand)
     known: dict[PodKey, Found | None] = {}
@@ -223,7 +249,7 @@ def _place_anchors(
                 known[key] = placed
                 return
         order = Order(tight, RUN_NODES + 2 * len(mine), budget)
-        usable = [anchor._replace(rungs=_on_pod(anchor.rungs, pod, fastest=densities is None)) for anchor in mine]
+        usable = _on_pod(mine, pod, fastest=densities is None)
         room = task.problem.memory.room_bytes
         found = place(Search(pod, usable, _part(sand, key[2]), room, order, densities), task.start)
         before = known.get(key)
@@ -240,22 +266,35 @@ def _place_anchors(
     if len(pods) > 1:
         for key in sorted(todo, key=lambda key: -(found.target if (found := known[key]) else 0))[:WORST_PODS]:
             search(key, *todo[key], Budget(MORE_NODES), tight=not tight)
-    placed = [(first, known[key]) for (first, _), key in zip(pods, keys, strict=True)]
-    complete = [(first, found) for first, found in placed if found is not None]
-    return complete if len(complete) == len(placed) else None
+    placed = [
+        Placed(first, key[1], found)
+        for (first, _), key in zip(pods, keys, strict=True)
+        if (found := known[key]) is not None
+    ]
+    return placed if len(placed) == len(pods) else None
 
 
 def _freely_on_pod(task: Task, pod: Pod, mine: Sequence[Anchor], work: int) -> Found | None:
     """The best placement on a pod's rank sets that need not nest."""
     best: tuple[Chosen, int] | None = None
+    usable = _on_pod(mine, pod, fastest=True)
     for floor in POD_FLOORS:
-        fronts = [front(_on_pod(anchor.rungs, pod, fastest=True), floor=floor) for anchor in mine]
+        by_name = {name: front(rungs, floor=floor) for name, rungs in dict(usable).items()}
+        fronts = [by_name[anchor.bucket] for anchor in mine]
         search = FreeSearch(pod.num_nodes, pod.per_node, fronts, work)
         found = place_freely(search, task.start, best[1] if best else NEVER)
         best = found or best
         if best is not None and best[1] <= search.least + (search.least >> CLOSE):
             break
     return Found(*best, task.start) if best is not None else None
+
+
+class Placed(NamedTuple):
+    """A pod's first rank, the buckets of its anchors, and what was found for these."""
+
+    first: int
+    buckets: tuple[str, ...]
+    found: Found
 
 
 PodKey = tuple[int, tuple[str, ...], int]
@@ -269,15 +308,18 @@ def _part(sand: Sand, work: int) -> Sand:
     return Sand(work, tuple(value * work // max(1, sand.work) for value in sand.credits))
 
 
-def _on_pod(rungs: tuple[Rung, ...], pod: Pod, *, fastest: bool) -> tuple[Rung, ...]:
-    """The rungs that a pod has blocks for; of each degree the fastest alone, where memory does not bind."""
-    usable = [rung for rung in rungs if (rung.degree, rung.nodes) in pod.blocks]
-    if not fastest:
-        return tuple(usable)
-    first: dict[int, Rung] = {}
-    for rung in usable:
-        first.setdefault(rung.degree, rung)
-    return tuple(first.values())
+def _on_pod(anchors: Sequence[Anchor], pod: Pod, *, fastest: bool) -> list[Anchor]:
+    """Anchors with the rungs that a pod has blocks for; with ``fastest`` one of each degree alone."""
+    known: dict[str, Anchor] = {}
+    for name, rungs in dict(anchors).items():
+        usable = [rung for rung in rungs if (rung.degree, rung.nodes) in pod.blocks]
+        if fastest:
+            first: dict[int, Rung] = {}
+            for rung in usable:
+                first.setdefault(rung.degree, rung)
+            usable = list(first.values())
+        known[name] = Anchor(name, tuple(usable))
+    return [known[anchor.bucket] for anchor in anchors]
 
 
 def _deal_to_pods(
@@ -300,12 +342,3 @@ def _deal_to_pods(
         (several, max(0, level * pod.num_ranks - work))
         for several, work, (_, pod) in zip(mine, works, pods, strict=True)
     ]
-
-
-def _placements(
-    task: Task, anchors: dict[str, int], placed: Sequence[tuple[int, Found]]
-) -> Iterable[tuple[str, Rung, tuple[int, ...]]]:
-    names = {id(rung): name for name in anchors for rung in task.rungs[name]}
-    for first, found in placed:
-        for rung, block in found.chosen:
-            yield names[id(rung)], rung, tuple(first + rank for rank in block.ranks)

@@ -7,24 +7,15 @@ the target. The search is no proof; its certificate is the bound for any rank se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from zellige.plan.blocks import Block
 from zellige.plan.compiled import LARGEST, is_compiled
-from zellige.plan.search import FINEST
-from zellige.plan.search_kernel import NEVER
+from zellige.plan.free_kernel import COARSE, FREE_NODES, ROOMIER
+from zellige.plan.search_kernel import FINEST, NEVER
 from zellige.problem import Rung
 from zellige.units import ceil_div
-
-ROOMIER = (9, 7)
-"""Targets tried one after another where none is known: the bound, and 2**-9 of it (0.2 %) and 2**-7 more."""
-
-FREE_NODES = 300
-"""Nodes of one target's search; most searches that succeed go straight down, and few that need more ever do."""
-
-COARSE = 9
-"""Targets are told apart down to 2**-9 (0.2 %) of them; fillers and the local search do the rest."""
 
 if TYPE_CHECKING:
     from zellige.plan.free_arrays import FreeArrays
@@ -42,9 +33,6 @@ class FreeSearch:
     """
 
     def __init__(self, num_nodes: int, per_node: int, fronts: Sequence[tuple[Rung, ...]], work: int) -> None:
-        self.empty: list[Node] = [
-            tuple((0, rank) for rank in range(first * per_node, (first + 1) * per_node)) for first in range(num_nodes)
-        ]
         self.per_node, self.num_ranks = per_node, num_nodes * per_node
         self.fronts, self.work = fronts, work
         self.path: list[tuple[Rung, tuple[int, ...]]] = []
@@ -54,12 +42,22 @@ class FreeSearch:
         self.arrays: FreeArrays | None = None
 
     @property
+    def empty(self) -> list[Node]:
+        """Nodes without loads."""
+        starts = range(0, self.num_ranks, self.per_node)
+        return [tuple([(0, rank) for rank in range(start, start + self.per_node)]) for start in starts]
+
+    @property
     def least(self) -> int:
         """What the mean rank takes at least."""
-        return ceil_div(self.work + sum(rungs[0].work for rungs in self.fronts), self.num_ranks)
+        return ceil_div(self.work + sum([rungs[0].work for rungs in self.fronts]), self.num_ranks)
 
     def run(self, target: int) -> Chosen | None:
         """A placement with no rank above the target, or None where none was found within the limit of nodes."""
+        if self.may_compile(target):
+            arrays = self.as_arrays()
+            found = arrays.descend(target, self.work)
+            return _as_chosen(arrays.placed(arrays.places.path_rung, arrays.places.path_taken)) if found else None
         self.target, self.left = target, FREE_NODES
         self.failed.clear()
         self.path.clear()
@@ -71,20 +69,22 @@ class FreeSearch:
             self.rest.append(self.rest[-1] + least)
         self.rest.reverse()
         budget = self.num_ranks * target - self.work
-        if is_compiled() and max(2 * target, self.num_ranks * target, self.rest[0]) < LARGEST:
-            return self._run_compiled(target, budget)
-        if not self._descend(0, budget, self.empty):
-            return None
-        return tuple((rung, Block(ranks, (), ())) for rung, ranks in self.path)
+        return _as_chosen(self.path) if self._descend(0, budget, self.empty) else None
 
-    def _run_compiled(self, target: int, budget: int) -> Chosen | None:
-        """:meth:`_descend` in compiled loops."""
+    def may_compile(self, target: int) -> bool:
+        """Whether compiled loops are wanted and no figure up to a target is too large for them."""
+        if not is_compiled():
+            return False
+        most = self.work + sum([rungs[-1].work for rungs in self.fronts])
+        return max(2 * target, self.num_ranks * target, most) < LARGEST
+
+    def as_arrays(self) -> FreeArrays:
+        """The search's figures for compiled loops."""
         from zellige.plan.free_arrays import FreeArrays
 
         if self.arrays is None:
-            self.arrays = FreeArrays(self.num_ranks // self.per_node, self.per_node, self.fronts, FREE_NODES)
-        found = self.arrays.run(target, budget, self.rest)
-        return None if found is None else tuple((rung, Block(ranks, (), ())) for rung, ranks in found)
+            self.arrays = FreeArrays(self.num_ranks // self.per_node, self.per_node, self.fronts)
+        return self.arrays
 
     def _descend(self, index: int, budget: int, nodes: list[Node]) -> bool:
         """Place the anchors from ``index`` on with so much work left; on success they are on the path."""
@@ -146,9 +146,10 @@ def front(rungs: Sequence[Rung], *, rounds: int = NEVER, floor: int = 1) -> tupl
 
     Where the floor leaves none, all degrees.
     """
+    able = rungs if rounds >= NEVER else [rung for rung in rungs if rung.option.config.k <= rounds]
     kept: list[Rung] = []
-    for rung in rungs:
-        if rung.degree >= floor and rung.option.config.k <= rounds and (not kept or rung.time < kept[-1].time):
+    for rung in able:
+        if rung.degree >= floor and (not kept or rung.time < kept[-1].time):
             kept.append(rung)
     return tuple(kept) if kept or floor == 1 else front(rungs, rounds=rounds)
 
@@ -158,7 +159,14 @@ def place_freely(search: FreeSearch, start: int, below: int) -> tuple[Chosen, in
     if not search.fronts:
         return (), start
     low = max(start, search.least)
-    tried = [low, *(low + (low >> power) for power in ROOMIER)] if below >= NEVER else [below - max(1, below >> FINEST)]
+    if search.may_compile(2 * low if below >= NEVER else below):
+        arrays = search.as_arrays()
+        reached = arrays.place(low, below, search.work)
+        places = arrays.places
+        return None if reached < 0 else (_as_chosen(arrays.placed(places.best_rung, places.best_taken)), reached)
+    tried = [low + (low >> power if power else 0) for power in ROOMIER]
+    if below < NEVER:
+        tried = [below - max(1, below >> FINEST)]
     chosen = None
     for target in tried:
         chosen = search.run(target) if target >= low else None
@@ -176,3 +184,7 @@ def place_freely(search: FreeSearch, start: int, below: int) -> tuple[Chosen, in
         else:
             chosen, target = found, middle
     return chosen, target
+
+
+def _as_chosen(placed: Iterable[tuple[Rung, tuple[int, ...]]]) -> Chosen:
+    return tuple([(rung, Block(ranks, (), ())) for rung, ranks in placed])

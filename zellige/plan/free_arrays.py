@@ -3,67 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from zellige.plan.compiled import compiled
-from zellige.plan.free_kernel import FreePlaces
-from zellige.plan.layout import Ints, Layout
+from zellige.plan.free_kernel import FREE_NODES, FreePlaces
+from zellige.plan.layout import Ints, int_array
 from zellige.problem import Rung
+
+TABLE = 1 << (2 * FREE_NODES + 4).bit_length()
+"""Places of the hash table of failed states."""
 
 
 class FreeArrays:
     """What a compiled search over free rank sets reads and changes, for the anchors of one search."""
 
-    def __init__(self, num_nodes: int, per_node: int, fronts: Sequence[tuple[Rung, ...]], limit: int) -> None:
-        """``limit`` is the number of nodes that a search may visit."""
-        self.flat: list[Rung] = []
-        self.limit, depths, size = limit, len(fronts), num_nodes * per_node
-        layout = Layout()
-        self._put_rungs(layout, fronts)
-        layout.leave(dict.fromkeys(("path_rung", "path_count", "path_tried"), depths))
-        layout.leave(dict.fromkeys(("path_budget", "rest"), depths + 1))
-        layout.leave(dict.fromkeys(("path_score", "path_node", "path_place"), 2 * depths * num_nodes))
-        layout.put({"path_rank": range(size)})
-        layout.leave({"unused": depths * size, "numbers": 2, "order": num_nodes})
-        layout.leave(dict.fromkeys(("path_load", "path_taken"), (depths + 1) * size))
-        table_size = 1 << (2 * limit + 4).bit_length()
-        starts = {name: start for name, start in layout.starts.items() if name != "unused"}
-        self.places = FreePlaces(
-            **starts, table=layout.size, rows=layout.size + table_size, num_anchors=depths, num_nodes=num_nodes,
-            per_node=per_node, table_size=table_size,
-        )  # fmt: skip
-        self.array = np.empty(layout.size + table_size + (limit + 2) * (size + 1), dtype=np.int64)
-        self.array[: layout.size] = layout.joined()
-
-    def _put_rungs(self, layout: Layout, fronts: Sequence[tuple[Rung, ...]]) -> None:
-        """Append the rungs of all anchors, those of equal anchors once."""
+    def __init__(self, num_nodes: int, per_node: int, fronts: Sequence[tuple[Rung, ...]]) -> None:
         firsts: dict[int, int] = {}
+        self.flat: list[Rung] = []
         for front in fronts:
             if id(front) not in firsts:
                 firsts[id(front)] = len(self.flat)
                 self.flat += front
-        layout.put(
-            {
-                "rung_first": [firsts[id(front)] for front in fronts],
-                "rung_last": [firsts[id(front)] + len(front) for front in fronts],
-                "rung_work": [rung.work for rung in self.flat],
-                "rung_time": [rung.time for rung in self.flat],
-                "rung_degree": [rung.degree for rung in self.flat],
-                "rung_nodes": [rung.nodes for rung in self.flat],
-            }
-        )
+        self.places, size = _places(num_nodes, per_node, len(fronts), len(self.flat))
+        given = [firsts[id(front)] for front in fronts]
+        given += [firsts[id(front)] + len(front) for front in fronts]
+        given += [rung.work for rung in self.flat]
+        given += [rung.time for rung in self.flat]
+        given += [rung.degree for rung in self.flat]
+        given += [rung.nodes for rung in self.flat]
+        given += range(num_nodes * per_node)
+        self.array = np.empty(size, dtype=np.int64)
+        self.array[: len(given)] = int_array(given)
+        start = self.places.path_load
+        self.array[start : start + num_nodes * per_node] = 0
 
-    def run(self, target: int, budget: int, rest: Sequence[int]) -> list[tuple[Rung, tuple[int, ...]]] | None:
-        """The rung and the ranks of every anchor, or None where no placement was found."""
-        array, places = self.array, self.places
-        array[places.rest : places.rest + len(rest)] = rest
-        descend: Callable[[int, int, int, Ints, FreePlaces], bool] = compiled(
-            "zellige.plan.free_kernel", "descend_freely"
-        )
-        if not descend(target, self.limit, budget, array, places):
-            return None
-        size = places.num_nodes * places.per_node
-        rungs = [self.flat[index] for index in array[places.path_rung :][: places.num_anchors].tolist()]
-        taken = [array[places.path_taken + depth * size :][: rung.degree] for depth, rung in enumerate(rungs)]
-        return [(rung, tuple(sorted(ranks.tolist()))) for rung, ranks in zip(rungs, taken, strict=True)]
+    def place(self, low: int, below: int, work: int) -> int:
+        """The target of a placement or -1 (:func:`zellige.plan.free_kernel.place_freely`)."""
+        run: Callable[[int, int, int, Ints, FreePlaces], int] = compiled("zellige.plan.free_kernel", "place_freely")
+        return run(low, below, work, self.array, self.places)
+
+    def descend(self, target: int, work: int) -> bool:
+        """Whether a placement is found (:func:`zellige.plan.free_kernel.descend_freely`)."""
+        run: Callable[[int, int, Ints, FreePlaces], bool] = compiled("zellige.plan.free_kernel", "descend_freely")
+        return run(target, work, self.array, self.places)
+
+    def placed(self, rungs: int, taken: int) -> list[tuple[Rung, tuple[int, ...]]]:
+        """The rung and the ranks of every anchor, from where both are kept."""
+        places = self.places
+        size, depths = places.num_nodes * places.per_node, places.num_anchors
+        ranks = self.array[taken : taken + depths * size].tolist()
+        chosen = [self.flat[index] for index in self.array[rungs : rungs + depths].tolist()]
+        return [
+            (rung, tuple(sorted(ranks[depth * size : depth * size + rung.degree]))) for depth, rung in enumerate(chosen)
+        ]
+
+
+@lru_cache(maxsize=1024)
+def _places(num_nodes: int, per_node: int, depths: int, rungs: int) -> tuple[FreePlaces, int]:
+    """Where the figures of a search with so many anchors and rungs stand, and how many there are; what is given comes
+    first, and the loads and ranks of the first depth are its loads and ranks at the start."""
+    ranks = num_nodes * per_node
+    sizes = {"rung_first": depths, "rung_last": depths}
+    sizes |= dict.fromkeys(("rung_work", "rung_time", "rung_degree", "rung_nodes"), rungs)
+    sizes |= {"path_rank": (depths + 1) * ranks, "path_load": (depths + 1) * ranks, "path_taken": depths * ranks}
+    sizes |= {"path_rung": depths, "path_count": depths, "path_tried": depths, "path_slot": depths, "best_rung": depths}
+    sizes |= dict.fromkeys(("path_budget", "rest"), depths + 1)
+    sizes |= dict.fromkeys(("path_score", "path_node", "path_place"), 2 * depths * num_nodes)
+    sizes |= {"best_taken": depths * ranks, "numbers": 2, "order": num_nodes, "table": TABLE}
+    sizes |= {"rows": (FREE_NODES + 2) * (ranks + 1)}
+    starts, size = {}, 0
+    for name, count in sizes.items():
+        starts[name] = size
+        size += count
+    return FreePlaces(
+        **starts, num_anchors=depths, num_nodes=num_nodes, per_node=per_node, table_size=TABLE
+    ), size  # fmt: skip

@@ -9,7 +9,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zellige.plan.layout import Ints
-from zellige.plan.search_kernel import FAILED, OPEN, PLACED
+from zellige.plan.search_kernel import FAILED, FINEST, NEVER, OPEN, PLACED
+
+ROOMIER = (0, 9, 7)
+"""Targets tried one after another where none is known: the bound, and 2**-9 of it (0.2 %) and 2**-7 more."""
+
+FREE_NODES = 300
+"""Nodes of one target's search; most searches that succeed go straight down, and few that need more ever do."""
+
+COARSE = 9
+"""Targets are told apart down to 2**-9 (0.2 %) of them; fillers and the local search do the rest."""
 
 LEFT, ROWS = range(2)
 """The places of :attr:`FreePlaces.numbers`: nodes that may still be visited, states remembered."""
@@ -19,9 +28,10 @@ class FreePlaces(NamedTuple):
     """Where the figures of a search stand in its one array of integers, and how many of some there are.
 
     * By anchor its first rung and the one past the last; by rung work, time, degree and nodes.
-    * By depth the rung of an anchor, the work left, how many candidates there are and how many were tried, up to two
-      candidates a node (score, node, the first of its places), loads and ranks by place, the ranks that were taken;
-      ``rest``: the work still to come.
+    * By depth the rung of an anchor, the work left, where its state belongs in the hash table, how many candidates
+      there are and how many were tried, up to two candidates a node (score, node, the first of its places), loads and
+      ranks by place, the ranks that were taken; ``rest``: the work still to come.
+    * ``best_rung`` and ``best_taken``: ``path_rung`` and ``path_taken`` of the best placement so far.
     * ``numbers``: :data:`LEFT` and what follows it; ``order``: room to sort nodes.
     * ``rows``: states that failed, in full; ``table``: a hash table of their places (one more; 0: none).
     """
@@ -36,12 +46,15 @@ class FreePlaces(NamedTuple):
     path_budget: int
     path_count: int
     path_tried: int
+    path_slot: int
     path_score: int
     path_node: int
     path_place: int
     path_load: int
     path_rank: int
     path_taken: int
+    best_rung: int
+    best_taken: int
     rest: int
     numbers: int
     order: int
@@ -53,13 +66,67 @@ class FreePlaces(NamedTuple):
     table_size: int
 
 
-def descend_freely(target: int, limit: int, budget: int, w: Ints, at: FreePlaces) -> bool:
-    """Place all anchors with no rank above the target; ``path_rung`` and
+def place_freely(low: int, below: int, work: int, w: Ints, at: FreePlaces) -> int:
+    """The target of a placement, from ``low`` on and under ``below``, or -1 (see
+    :func:`zellige.plan.free.place_freely`); ``best_rung`` and ``best_taken`` say where the anchors are, beside so much
+    work of fillers."""
+    found = -1
+    if below < NEVER:
+        target = below - max(1, below >> FINEST)
+        if target >= low and descend_freely(target, work, w, at):
+            found = target
+    else:
+        first = low
+        for power in ROOMIER:
+            target = first + (first >> power if power else 0)
+            if target >= low:
+                if descend_freely(target, work, w, at):
+                    found = target
+                    break
+                low = target + 1
+    if found < 0:
+        return -1
+    _keep(w, at)
+    while found - low > found >> COARSE:
+        middle = (low + found) // 2
+        if descend_freely(middle, work, w, at):
+            found = middle
+            _keep(w, at)
+        else:
+            low = middle + 1
+    return int(found)
+
+
+def _keep(w: Ints, at: FreePlaces) -> None:
+    """Write down where the anchors are."""
+    for depth in range(at.num_anchors):
+        w[at.best_rung + depth] = w[at.path_rung + depth]
+    for place in range(at.num_anchors * at.num_nodes * at.per_node):
+        w[at.best_taken + place] = w[at.path_taken + place]
+
+
+def _sum_rest(target: int, w: Ints, at: FreePlaces) -> bool:
+    """Write the least work still to come at each depth; False where an anchor has no rung below the target."""
+    w[at.rest + at.num_anchors] = 0
+    for depth in range(at.num_anchors - 1, -1, -1):
+        rung, last = w[at.rung_first + depth], w[at.rung_last + depth]
+        while rung < last and w[at.rung_time + rung] > target:
+            rung += 1
+        if rung == last:
+            return False
+        w[at.rest + depth] = w[at.rest + depth + 1] + w[at.rung_work + rung]
+    return True
+
+
+def descend_freely(target: int, work: int, w: Ints, at: FreePlaces) -> bool:
+    """Place all anchors with no rank above the target, beside so much work of fillers; ``path_rung`` and
     ``path_taken`` say where."""
-    w[at.numbers + LEFT], w[at.numbers + ROWS] = limit, 0
+    if not _sum_rest(target, w, at):
+        return False
+    w[at.numbers + LEFT], w[at.numbers + ROWS] = FREE_NODES, 0
     for slot in range(at.table_size):
         w[at.table + slot] = 0
-    w[at.path_budget] = budget
+    w[at.path_budget] = at.num_nodes * at.per_node * target - work
     depth, verdict, entering = 0, OPEN, True
     while True:
         if entering:
@@ -225,45 +292,54 @@ def _is_less(one: int, other: int, w: Ints, at: FreePlaces) -> bool:
 def _slot(depth: int, w: Ints, at: FreePlaces) -> int:
     """Where a state belongs in the hash table."""
     per_node = at.per_node
-    first, mixed = depth * at.num_nodes * per_node, depth + 1
+    first, mixed = depth * at.num_nodes * per_node, depth * 0x2545F4914F6CDD1D
     for index in range(at.num_nodes):
-        start = at.path_load + first + w[at.order + index] * per_node
+        start, by_place = at.path_load + first + w[at.order + index] * per_node, 2 * index * per_node
         for place in range(per_node):
-            mixed = ((mixed ^ w[start + place]) * 0x2545F4914F6CDD1D) & 0x7FFFFFFFFFFFFFFF
-            mixed ^= mixed >> 29
-    return int(mixed & (at.table_size - 1))
+            mixed += w[start + place] * (0x1E3779B97F4A7C15 + (by_place + 2 * place) * 0x1F58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> 31)) * 0x2545F4914F6CDD1D
+    return int((mixed >> 17) & (at.table_size - 1))
 
 
 def _known(depth: int, w: Ints, at: FreePlaces) -> bool:
     """Whether this state, but for the order of nodes, failed before."""
-    per_node = at.per_node
-    size = at.num_nodes * per_node
-    first, slot = depth * size, _slot(depth, w, at)
+    slot = _slot(depth, w, at)
+    w[at.path_slot + depth] = slot
     while w[at.table + slot]:
-        base = (w[at.table + slot] - 1) * (size + 1)
-        same = w[at.rows + base] == depth
-        place = 0
-        while same and place < size:
-            node = w[at.order + place // per_node]
-            same = w[at.rows + base + 1 + place] == w[at.path_load + first + node * per_node + place % per_node]
-            place += 1
-        if same:
+        base = (w[at.table + slot] - 1) * (at.num_nodes * at.per_node + 1)
+        if w[at.rows + base] == depth and _is_row(depth, at.rows + base + 1, w, at):
             return True
         slot = (slot + 1) & (at.table_size - 1)
     return False
 
 
+def _is_row(depth: int, row: int, w: Ints, at: FreePlaces) -> bool:
+    """Whether the loads of a depth, its nodes in order, are those of a row."""
+    per_node = at.per_node
+    first = at.path_load + depth * at.num_nodes * per_node
+    for index in range(at.num_nodes):
+        start = first + w[at.order + index] * per_node
+        for place in range(per_node):
+            if w[row + place] != w[start + place]:
+                return False
+        row += per_node
+    return True
+
+
 def _remember(depth: int, w: Ints, at: FreePlaces) -> None:
     """Write a state that failed."""
     per_node = at.per_node
-    size = at.num_nodes * per_node
-    slot = _slot(depth, w, at)
+    first = at.path_load + depth * at.num_nodes * per_node
+    slot = w[at.path_slot + depth]
     while w[at.table + slot]:
         slot = (slot + 1) & (at.table_size - 1)
-    base = w[at.numbers + ROWS] * (size + 1)
+    row = at.rows + w[at.numbers + ROWS] * (at.num_nodes * per_node + 1)
     w[at.numbers + ROWS] += 1
     w[at.table + slot] = w[at.numbers + ROWS]
-    w[at.rows + base] = depth
-    for place in range(size):
-        node = w[at.order + place // per_node]
-        w[at.rows + base + 1 + place] = w[at.path_load + depth * size + node * per_node + place % per_node]
+    w[row] = depth
+    row += 1
+    for index in range(at.num_nodes):
+        start = first + w[at.order + index] * per_node
+        for place in range(per_node):
+            w[row + place] = w[start + place]
+        row += per_node

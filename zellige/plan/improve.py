@@ -8,8 +8,8 @@ from functools import lru_cache
 from zellige.plan import improve_kernel
 from zellige.plan.compiled import compiled
 from zellige.plan.improve_kernel import Changes, Kinds, Whole
-from zellige.plan.layout import int_array
-from zellige.plan.packing import Ranks, as_arrays, as_rows
+from zellige.plan.layout import Ints, int_array
+from zellige.plan.packing import Ranks, as_rows
 from zellige.problem import Rung
 
 PARTNERS = 4
@@ -19,7 +19,7 @@ PARTNERS = 4
 def improve(
     ranks: Ranks,
     kinds: Sequence[Rung],
-    counts: Sequence[list[int]],
+    counts: Ints,
     room: int,
     goal: int,
     limit: int,
@@ -27,21 +27,24 @@ def improve(
 ) -> None:
     """Take time off the slowest rank until it is within ``goal``, no change helps, or ``limit`` changes are made.
 
-    ``counts[kind][rank]`` whole sequences under ``kinds[kind]``; changes it and ``ranks``. Largest live segments are
-    not lowered when their sequence leaves, so that memory is never under-counted.
+    ``counts[kind][rank]`` whole sequences under ``kinds[kind]``, an array where the ranks are; changes it and
+    ``ranks``. Largest live segments are not lowered when their sequence leaves, so that memory is never under-counted.
     """
-    if max(ranks.time) <= goal:
+    if ranks.longest <= goal:
         return
     figures = Kinds([rung.time for rung in kinds], [rung.kept for rung in kinds], [rung.live for rung in kinds])
-    times, order = tuple(figures.time), sorted(range(len(ranks.time)), key=ranks.time.__getitem__)
+    times = tuple(figures.time)
     if not ranks.may_compile(room, goal, *figures.time, *figures.kept, *figures.live):
+        order = sorted(range(len(ranks.time)), key=ranks.time.__getitem__)
         whole = Whole(ranks.loads, figures, _changes(times), counts, order)
         improve_kernel.improve(whole, room, goal, limit, partners)
         return
-    rows = as_rows(counts, len(order))
-    whole = Whole(as_arrays(ranks.loads), as_arrays(figures), _change_arrays(times), rows, int_array(order))
-    if compiled(improve_kernel.__name__, "improve")(whole, room, goal, limit, partners):
-        ranks.take(whole.loads)
+    loads, rows = ranks.loads_as_arrays(), counts if ranks.are_arrays else as_rows(counts, len(ranks.time))
+    order = loads.time.argsort(kind="stable")
+    whole = Whole(loads, Kinds(*int_array(figures)), _change_arrays(times), rows, order)
+    compiled(improve_kernel.__name__, "improve")(whole, room, goal, limit, partners)
+    if not ranks.are_arrays:
+        ranks.take(loads)
         for row, changed in zip(counts, rows.tolist(), strict=True):
             row[:] = changed
 
@@ -60,4 +63,4 @@ def _changes(times: tuple[int, ...]) -> Changes:
 
 @lru_cache(maxsize=256)
 def _change_arrays(times: tuple[int, ...]) -> Changes:
-    return as_arrays(_changes(times))
+    return Changes(*map(int_array, _changes(times)))

@@ -13,47 +13,36 @@ from itertools import accumulate
 from zellige.plan import refine_kernel
 from zellige.plan.compiled import compiled
 from zellige.plan.layout import Ints, int_array, zeros
-from zellige.plan.packing import Ranks, Split, as_arrays, as_rows
+from zellige.plan.packing import Ranks, Split, as_rows
 from zellige.plan.refine_kernel import Held, Limits, Table, Ways
 from zellige.problem import Rung
 
 
-def refine(
-    ranks: Ranks,
-    split: list[Split],
-    whole: Mapping[str, list[int]],
-    alone: Mapping[str, Rung],
-    rungs: Mapping[str, Sequence[Rung]],
-    per_node: int,
-    room: int,
-    goal: int,
-    limit: int,
-) -> None:
+def refine(ranks: Ranks, split: list[Split], counts: Ints, book: Book, room: int, goal: int, limit: int) -> None:
     """Take time off the slowest rank until it is within ``goal``, no step helps, or ``limit`` steps are made.
 
-    ``alone`` is how the whole ones run, ``rungs`` are the ways that sequences may run, those of least work first.
-    Changes ``ranks``, ``split`` and ``whole`` (counts by bucket and rank). Of ways of a bucket under one rung, the last
-    on the slowest rank is tried.
+    Changes ``ranks``, ``split`` and ``counts`` (by kind of :attr:`Book.alone` and rank, an array where the ranks are).
+    Of ways of a bucket under one rung, the last on the slowest rank is tried.
     """
-    if max(ranks.time) <= goal:
+    if ranks.longest <= goal:
         return
-    book = _Book([*whole, *(name for name in rungs if name not in whole)], rungs)
-    alone_places = [book.place(name, alone[name]) for name in whole]
-    ways, table, limits = book.ways(split), book.table(alone_places), Limits(room, goal, limit)
+    ways, table, limits = book.ways(split), book.table(), Limits(room, goal, limit)
     spare = Ways(limit, limit, limit, limit, limit * max(table.degree))
-    counts, order = list(whole.values()), list(range(len(ranks.time)))
+    order = list(range(len(ranks.time)))
     if not ranks.may_compile(room, goal, *table.work, *table.kept, *table.live):
         ways = Ways(*(each + [0] * more for each, more in zip(ways, spare, strict=True)))
-        held = Held(ranks.loads, table, ways, counts, order, order[:], [0] * len(table.work), per_node)
+        held = Held(ranks.loads, table, ways, counts, order, order[:], [0] * len(table.work), book.per_node)
         number = refine_kernel.refine(held, len(split), limits)
     else:
-        rows, order, tried = as_rows(counts, len(order)), int_array(order), zeros(len(table.work))
+        loads, rows = ranks.loads_as_arrays(), counts if ranks.are_arrays else as_rows(counts, len(order))
+        places, tried = int_array(order), zeros(len(table.work))
         ways = Ways(*(_extended(each, more) for each, more in zip(ways, spare, strict=True)))
-        held = Held(as_arrays(ranks.loads), as_arrays(table), ways, rows, order, order.copy(), tried, per_node)
+        held = Held(loads, book.table_of_arrays(), ways, rows, places, places.copy(), tried, book.per_node)
         number = compiled(refine_kernel.__name__, "refine")(held, len(split), limits)
-        ranks.take(held.loads)
-        for row, changed in zip(counts, rows.tolist(), strict=True):
-            row[:] = changed
+        if not ranks.are_arrays:
+            ranks.take(loads)
+            for row, changed in zip(counts, rows.tolist(), strict=True):
+                row[:] = changed
     split[:] = book.listed(ways, split, number)
 
 
@@ -64,29 +53,47 @@ def _extended(values: list[int], more: int) -> Ints:
     return extended
 
 
-class _Book:
-    """Rungs of buckets by number, for the kernel; :class:`zellige.plan.refine_kernel.Table` says how."""
+class Book:
+    """Rungs of buckets by number, for the kernel; :class:`zellige.plan.refine_kernel.Table` says how.
 
-    def __init__(self, names: Sequence[str], rungs: Mapping[str, Sequence[Rung]]) -> None:
-        self.names, self.numbers = names, {name: number for number, name in enumerate(names)}
-        self.rungs = [rung for name in names for rung in rungs[name]]
-        self.last = list(accumulate([len(rungs[name]) for name in names]))
-        self.places: dict[tuple[str, int], int] = {}
+    ``alone`` is how whole sequences run, ``rungs`` are the ways that sequences may run, those of least work first.
+    """
+
+    def __init__(self, alone: Mapping[str, Rung], rungs: Mapping[str, Sequence[Rung]], per_node: int) -> None:
+        self.names = [*alone, *(name for name in rungs if name not in alone)]
+        self.per_node = per_node
+        self.numbers = {name: number for number, name in enumerate(self.names)}
+        self.rungs = [rung for name in self.names for rung in rungs[name]]
+        self.last = list(accumulate([len(rungs[name]) for name in self.names]))
+        ends = zip(self.names, [0, *self.last], self.last, strict=False)
+        self.places = {(name, id(self.rungs[at])): at for name, first, last in ends for at in range(first, last)}
+        self.alone = [self.place(name, rung) for name, rung in alone.items()]
+        self._tables: dict[int, Table] = {}
+        self._arrays: dict[int, Table] = {}
 
     def place(self, name: str, rung: Rung) -> int:
         """Where a bucket's rung stands; one that its sequences may not go to stands behind all others."""
-        key, number = (name, id(rung)), self.numbers[name]
+        key = (name, id(rung))
         if key not in self.places:
-            span = range(self.last[number - 1] if number else 0, self.last[number])
-            self.places[key] = next((place for place in span if self.rungs[place] is rung), len(self.rungs))
-            if self.places[key] == len(self.rungs):
-                self.rungs.append(rung)
+            self.places[key] = len(self.rungs)
+            self.rungs.append(rung)
         return self.places[key]
 
-    def table(self, alone: list[int]) -> Table:
-        """The rungs' figures."""
-        work, time, degree, nodes, kept, live, _ = map(list, zip(*self.rungs, strict=True))
-        return Table(work, time, degree, nodes, kept, live, [0, *self.last[:-1]], self.last, alone)
+    def table(self) -> Table:
+        """The figures of the rungs so far."""
+        size = len(self.rungs)
+        if size not in self._tables:
+            work, time, degree, nodes, kept, live, _ = map(list, zip(*self.rungs, strict=True))
+            firsts = [0, *self.last[:-1]]
+            self._tables[size] = Table(work, time, degree, nodes, kept, live, firsts, self.last, self.alone)
+        return self._tables[size]
+
+    def table_of_arrays(self) -> Table:
+        """The same as arrays."""
+        size = len(self.rungs)
+        if size not in self._arrays:
+            self._arrays[size] = Table(*map(int_array, self.table()))
+        return self._arrays[size]
 
     def ways(self, split: Sequence[Split]) -> Ways:
         """Split sequences' figures."""
@@ -101,7 +108,7 @@ class _Book:
     def listed(self, ways: Ways, before: Sequence[Split], number: int) -> list[Split]:
         """What is split in the end."""
         found = []
-        for way in ways.listed[:number]:
+        for way in map(int, ways.listed[:number]):
             if way <= len(before):
                 found.append(before[way - 1])
             else:

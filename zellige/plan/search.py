@@ -10,22 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from zellige.plan.blocks import Block, Pod
 from zellige.plan.compiled import LARGEST, is_compiled
-from zellige.plan.search_kernel import FINE, NEVER, Frame
+from zellige.plan.search_kernel import FINE, MAX_GIANTS, NEVER
+from zellige.plan.search_places import Frame
 from zellige.problem import Rung
 from zellige.units import ceil_div
 
 if TYPE_CHECKING:
     from zellige.plan.search_arrays import Arrays
-
-FINEST = 10
-"""Targets are told apart down to 2**-10 of them (0.1 %)."""
-
-MAX_GIANTS = 4
-"""So many of the anchors that must be split have all arrangements tried, each with a quota of nodes for the rest."""
 
 
 class Anchor(NamedTuple):
@@ -79,9 +75,15 @@ def credit(rungs: Iterable[Rung], density: int) -> int:
 
     Each rank has at most ``min(density * time left, bytes left)`` of it, whatever it holds, so the ranks' sum bounds
     what still fits: light sequences (many nanoseconds a byte) can use time only where bytes are left, heavy ones bytes
-    only where time is.
+    only where time is. The least of least sums is that of the least work and the fewest bytes.
     """
-    return min(rung.degree * min(density * rung.time, PER_DENSITY * rung.kept) for rung in rungs)
+    return credits_of(rungs, (density,))[0]
+
+
+def credits_of(rungs: Iterable[Rung], densities: Sequence[int]) -> list[int]:
+    """:func:`credit` in the coins of several densities."""
+    work, kept = (min(each) for each in zip(*[(rung.work, rung.degree * rung.kept) for rung in rungs], strict=True))
+    return [min(density * work, PER_DENSITY * kept) for density in densities]
 
 
 class Search:
@@ -108,6 +110,8 @@ class Search:
 
     def run(self, target: int, limit: int) -> bool:
         """Whether a placement is found below a target; ``cut`` says that the node limit came first."""
+        if self.may_compile(target):
+            return self._run_compiled(target, limit)
         self.target, self.next_target, self.cut = target, NEVER, False
         self.stop_at = self.quota_at = self.nodes + limit
         self.failed.clear()
@@ -130,38 +134,50 @@ class Search:
         if self.rest[0] > self.budget:
             self.next_target = min(self.next_target, ceil_div(self.rest[0] + self.sand.work, self.pod.num_ranks))
             return False
-        return self._run_compiled(limit) if self._may_compile() else self._descend(0, 0)
+        return self._descend(0, 0)
 
-    def _may_compile(self) -> bool:
-        """Whether compiled loops are wanted and no figure is too large for them."""
-        longest = max(self.target, self.room)
-        coins = self.pod.num_ranks * longest * max(PER_DENSITY, *self.densities, 0)
-        return is_compiled() and max(longest << FINE, coins, *self.waiting[0], 0) < LARGEST
+    def may_compile(self, target: int) -> bool:
+        """Whether compiled loops are wanted and no figure up to a target is too large for them."""
+        return is_compiled() and target <= self._highest
 
-    def _arrays(self) -> Arrays:
-        """The search's figures for compiled loops."""
+    @cached_property
+    def _highest(self) -> int:
+        """The highest target that compiled loops may compute with; -1 for none."""
+        most = max(PER_DENSITY, *self.densities, 0)
+        work = self.sand.work + sum([anchor.rungs[-1].work for anchor in self.anchors])
+        if max(self.room << FINE, self.pod.num_ranks * self.room * most, work, *self.waiting[0], 0) >= LARGEST:
+            return -1
+        return min(LARGEST >> FINE, LARGEST // (self.pod.num_ranks * most)) - 1
+
+    def arrays_for(self, limit: int) -> Arrays:
+        """The search's figures for compiled loops, with room for so many nodes a target."""
         from zellige.plan.search_arrays import Arrays
 
-        if self.arrays is None:
+        if self.arrays is None or self.arrays.limit < limit:
             fronts = [anchor.rungs for anchor in self.anchors]
-            self.arrays = Arrays(self.pod, fronts, self.waiting, self.densities)
+            self.arrays = Arrays(self.pod, fronts, self.waiting, self.densities, binds=self.binds, limit=limit)
         return self.arrays
+
+    @property
+    def frame(self) -> Frame:
+        """What compiled loops are told of the search."""
+        return Frame(
+            target=0, limit=self.order.run_limit, sand_work=self.sand.work, room=self.room, tight=self.order.tight,
+            binds=self.binds, per_density=PER_DENSITY, highest=self._highest,
+        )  # fmt: skip
 
     def _put_all(self, placed: Iterable[tuple[Rung, Block]]) -> None:
         for rung, block in placed:
             self._put(rung, block)
 
-    def _run_compiled(self, limit: int) -> bool:
-        """:meth:`_descend` in compiled loops."""
-        frame = Frame(
-            target=self.target, limit=limit, giants=self.giants, sand_work=self.sand.work, budget=self.budget,
-            room=self.room, tight=self.order.tight, binds=self.binds, per_density=PER_DENSITY,
-        )  # fmt: skip
-        found, nodes, next_target, cut = self._arrays().run(frame, self.rest)
+    def _run_compiled(self, target: int, limit: int) -> bool:
+        """:meth:`run` in compiled loops."""
+        arrays = self.arrays_for(limit)
+        self.target = target
+        found, nodes, self.next_target, self.cut = arrays.run(target, limit, self.frame)
         self.nodes += nodes
-        self.next_target, self.cut = min(self.next_target, next_target), cut
         if found:
-            self._put_all(self._arrays().placed())
+            self._put_all(arrays.placed())
         return found
 
     def _descend(self, index: int, work: int) -> bool:
@@ -271,8 +287,10 @@ class Search:
     def _weigh_waiting(self) -> list[tuple[int, ...]]:
         """What is still to come at each depth, in the coins of the densities."""
         rungs = {anchor.bucket: anchor.rungs for anchor in self.anchors}
-        one = {name: [credit(several, density) for density in self.densities] for name, several in rungs.items()}
+        one = {name: credits_of(several, self.densities) for name, several in rungs.items()}
         waiting = [self.sand.credits]
+        if not self.densities:
+            return waiting * (len(self.anchors) + 1)
         for anchor in reversed(self.anchors):
             waiting.append(tuple(a + b for a, b in zip(waiting[-1], one[anchor.bucket], strict=True)))
         waiting.reverse()
@@ -303,9 +321,10 @@ class Search:
         memory stops it. They stay placed on success."""
         work = self.sand.work + sum(anchor.rungs[0].work for anchor in self.anchors)
         if is_compiled() and max(work, start, self.room) < LARGEST:
-            settled = self._arrays().settle(start, work, self.room)
+            arrays = self.arrays_for(1)
+            settled = arrays.settle(start, work, self.room)
             if settled >= 0:
-                self._put_all(self._arrays().placed())
+                self._put_all(arrays.placed())
         else:
             settled = self._settle(start, work)
         if settled < 0:
@@ -345,52 +364,3 @@ class Search:
         for rung, block in reversed(chosen):
             self._take_back(rung, block, [0] * len(block.ranks))
         return chosen
-
-
-def place(search: Search, start: int) -> Found | None:
-    """The least target that is found to hold the anchors; None where memory allows none.
-
-    First ``start`` itself; then between what is proved and what a greedy placement reaches, half-way each time. Where
-    the greedy finds nothing, the target rises from ``start`` until the search does.
-    """
-    if search.attempt(start):
-        return Found(search.take(), start, start)
-    lower = start if search.cut else max(start, search.next_target)
-    if lower >= NEVER:
-        return None
-    greedy = search.greedy(lower)
-    if greedy is not None:
-        chosen, target = search.take(), greedy
-    else:
-        climbed = _climb(search, lower)
-        if climbed is None:
-            return None
-        chosen, target, lower = search.take(), *climbed
-    others = []
-    low = lower - 1
-    while target - low > target >> FINEST and search.order.budget.nodes > 0:
-        middle = (low + target) // 2
-        if search.attempt(middle):
-            others.append((chosen, target))
-            chosen, target = search.take(), middle
-            continue
-        if not search.cut:
-            lower = max(lower, search.next_target)
-        low = max(middle, lower - 1)
-    return Found(chosen, target, min(lower, target), tuple(reversed(others)))
-
-
-def _climb(search: Search, start: int) -> tuple[int, int] | None:
-    """Raise the target by growing steps until a search succeeds: the target and what is proved."""
-    target = lower = start
-    step = 1 << 8
-    while target <= start << 6:
-        if search.attempt(target):
-            return target, lower
-        if not search.cut:
-            lower = max(lower, search.next_target)
-        if lower >= NEVER:
-            return None
-        target = max(lower, target + max(1, target // step if step else target))
-        step //= 2
-    return None

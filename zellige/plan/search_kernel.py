@@ -1,107 +1,86 @@
 """The search over aligned blocks as loops over integers, for a compiler: the same nodes in the same order as
 :meth:`zellige.plan.search.Search.run`.
 
-Everything is an array (or a list) of integers below 2**63; :func:`in_range` says whether a search's figures are. Runs
-uncompiled too, which tests use.
+All integers but those that are hashed are below 2**62.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from zellige.plan.layout import Ints
+from zellige.plan.search_places import (
+    CUT,
+    GIANTS,
+    NEXT_TARGET,
+    NODES,
+    QUOTA,
+    ROWS,
+    Frame,
+    Places,
+)
 
 NEVER = 2**62
+
+FINEST = 10
+"""Targets are told apart down to 2**-10 of them (0.1 %)."""
 
 FINE = 20
 """Shares of time and room are compared in parts of 2**20."""
 
-NODES, QUOTA, NEXT_TARGET, CUT, ROWS = range(5)
-"""The places of :attr:`Places.numbers`: nodes visited, their number at which the search turns back, the least target
-at which a cut would not have been made, whether the limit of nodes came first, states remembered."""
-
 FAILED, OPEN, PLACED = range(3)
 """What entering a node says: nothing can come of it, there is something to try, all anchors are placed."""
 
-
-class Places(NamedTuple):
-    """Where the figures of a search stand in its one array of integers, and how many of some there are.
-
-    * By shape its first block (the next shape's is one past the last); by block its first piece and its first mirror;
-      by piece its first rank and the one past the last; by mirror the starts of its two runs and the second's end.
-    * By anchor its first rung and the one past the last; by rung work, time, shape, kept and live bytes.
-    * By rank time, kept and live bytes: its load.
-    * By depth the rung and the block of an anchor, the work before it, how many candidates were tried and how many
-      there are, ``stride`` candidates and their scores, and the live bytes that a placement covered.
-    * ``rest`` and ``waiting``: by depth what is still to come, of work and (times densities) of coins.
-    * ``numbers``: :data:`NODES` and what follows it.
-    * ``rows``: states that failed, in full, ``width`` integers each; ``table``: a hash table of their places (one more;
-      0: none).
-    """
-
-    shape_first: int
-    piece_first: int
-    mirror_first: int
-    piece_start: int
-    piece_stop: int
-    mirror_start: int
-    mirror_middle: int
-    mirror_stop: int
-    rung_first: int
-    rung_last: int
-    rung_work: int
-    rung_time: int
-    rung_shape: int
-    rung_kept: int
-    rung_live: int
-    load_time: int
-    load_kept: int
-    load_live: int
-    path_rung: int
-    path_block: int
-    path_work: int
-    path_first: int
-    path_last: int
-    path_candidates: int
-    path_scores: int
-    path_undo: int
-    rest: int
-    waiting: int
-    densities: int
-    numbers: int
-    table: int
-    rows: int
-    num_anchors: int
-    num_ranks: int
-    num_densities: int
-    stride: int
-    table_size: int
-    width: int
+MAX_GIANTS = 4
+"""So many of the anchors that must be split have all arrangements tried, each with a quota of nodes for the rest."""
 
 
-class Frame(NamedTuple):
-    """What one search is about: the target, the limit of nodes, how many first anchors have quotas, the work that
-    fillers need and that anchors may take, the room of a rank, whether the fullest block goes first, and whether memory
-    may bind."""
-
-    target: int
-    limit: int
-    giants: int
-    sand_work: int
-    budget: int
-    room: int
-    tight: bool
-    binds: bool
-    per_density: int
-
-
-def descend(frame: Frame, w: Ints, at: Places) -> bool:
-    """Place all anchors below a target; where that succeeds they stay placed, and ``path_rung`` and
-    ``path_block`` say where."""
+def run(target: int, limit: int, frame: Frame, w: Ints, at: Places) -> bool:
+    """Place all anchors below a target, visiting so many nodes at most; where that succeeds they stay placed, and
+    ``path_rung`` and ``path_block`` say where."""
     w[at.numbers + NODES] = w[at.numbers + CUT] = w[at.numbers + ROWS] = 0
-    w[at.numbers + QUOTA], w[at.numbers + NEXT_TARGET] = frame.limit, NEVER
+    w[at.numbers + QUOTA] = limit
+    _empty(w, at)
+    if not _open(target, frame.sand_work, w, at):
+        return False
     for slot in range(at.table_size):
         w[at.table + slot] = 0
+    return _descend(
+        Frame(target, limit, frame.sand_work, frame.room, frame.tight, frame.binds, frame.per_density, frame.highest),
+        w,
+        at,
+    )
+
+
+def _empty(w: Ints, at: Places) -> None:
+    for rank in range(at.num_ranks):
+        w[at.load_time + rank] = w[at.load_kept + rank] = w[at.load_live + rank] = 0
+
+
+def _open(target: int, sand_work: int, w: Ints, at: Places) -> bool:
+    """Write the work still to come at each depth, the giants, and what the next target is at least; False where an
+    anchor has no rung below the target, or all have too much work."""
+    next_target, giants, possible = NEVER, 0, True
+    w[at.rest + at.num_anchors] = 0
+    for depth in range(at.num_anchors - 1, -1, -1):
+        least, whole = -1, False
+        for rung in range(w[at.rung_first + depth], w[at.rung_last + depth]):
+            if w[at.rung_time + rung] > target:
+                next_target = min(next_target, w[at.rung_time + rung])
+                continue
+            whole = whole or w[at.rung_degree + rung] == 1
+            if least < 0:
+                least = w[at.rung_work + rung]
+        possible = possible and least >= 0
+        giants += not whole
+        w[at.rest + depth] = w[at.rest + depth + 1] + least
+    work = w[at.rest] + sand_work
+    if possible and work > at.num_ranks * target:
+        next_target, possible = min(next_target, -(-work // at.num_ranks)), False
+    w[at.numbers + NEXT_TARGET], w[at.numbers + GIANTS] = next_target, min(giants, MAX_GIANTS)
+    return possible
+
+
+def _descend(frame: Frame, w: Ints, at: Places) -> bool:
+    """Depth first, from empty ranks."""
     depth, verdict = 0, OPEN
     w[at.path_work] = 0
     entering = True
@@ -119,7 +98,7 @@ def descend(frame: Frame, w: Ints, at: Places) -> bool:
                 return False
             depth -= 1
             _take_back(depth, w, at)
-            if depth < frame.giants:
+            if depth < w[at.numbers + GIANTS]:
                 w[at.numbers + QUOTA] = frame.limit
             if w[at.numbers + NODES] < w[at.numbers + QUOTA]:
                 break
@@ -130,13 +109,13 @@ def descend(frame: Frame, w: Ints, at: Places) -> bool:
 def _enter(depth: int, frame: Frame, w: Ints, at: Places) -> int:
     """Count a node and say whether anything can come of it."""
     w[at.numbers + NODES] += 1
-    if frame.binds and not _has_capacity(depth, frame, w, at):
+    if frame.binds and not has_capacity(depth, frame.target, frame, w, at):
         w[at.numbers + NEXT_TARGET] = min(w[at.numbers + NEXT_TARGET], frame.target + 1)
         return FAILED
     num_anchors = at.num_anchors
     if depth == num_anchors:
         return PLACED
-    if depth == frame.giants:
+    if depth == w[at.numbers + GIANTS]:
         w[at.numbers + QUOTA] = min(frame.limit, w[at.numbers + NODES] + 2 * (num_anchors - depth) + 8)
     if w[at.numbers + NODES] >= w[at.numbers + QUOTA]:
         w[at.numbers + CUT] = 1
@@ -151,9 +130,7 @@ def _enter(depth: int, frame: Frame, w: Ints, at: Places) -> int:
 def _advance(depth: int, frame: Frame, w: Ints, at: Places) -> bool:
     """Place the anchor of a depth on its next candidate; where there is none more, remember that the state failed."""
     num_ranks = at.num_ranks
-    lowest = w[at.load_time]
-    for rank in range(1, num_ranks):
-        lowest = min(lowest, w[at.load_time + rank])
+    lowest = -1
     while True:
         rung = w[at.path_rung + depth]
         if w[at.path_first + depth] < w[at.path_last + depth]:
@@ -170,9 +147,11 @@ def _advance(depth: int, frame: Frame, w: Ints, at: Places) -> bool:
         if time > frame.target:
             continue
         total = w[at.path_work + depth] + w[at.rest + depth + 1] + w[at.rung_work + rung]
-        if total > frame.budget:
+        if total + frame.sand_work > num_ranks * frame.target:
             w[at.numbers + NEXT_TARGET] = min(w[at.numbers + NEXT_TARGET], -(-(total + frame.sand_work) // num_ranks))
             break
+        if lowest < 0:
+            lowest = _lowest(w, at)
         if lowest + time > frame.target:
             w[at.numbers + NEXT_TARGET] = min(w[at.numbers + NEXT_TARGET], lowest + time)
             continue
@@ -184,14 +163,22 @@ def _advance(depth: int, frame: Frame, w: Ints, at: Places) -> bool:
     return False
 
 
-def _has_capacity(depth: int, frame: Frame, w: Ints, at: Places) -> bool:
+def _lowest(w: Ints, at: Places) -> int:
+    """The load of the fastest rank."""
+    lowest = w[at.load_time]
+    for rank in range(1, at.num_ranks):
+        lowest = min(lowest, w[at.load_time + rank])
+    return int(lowest)
+
+
+def has_capacity(depth: int, target: int, frame: Frame, w: Ints, at: Places) -> bool:
     """Whether the ranks have what is still to come, in the coin of every density."""
     num_densities = at.num_densities
     for each in range(num_densities):
         density, total = w[at.densities + each], 0
         for rank in range(at.num_ranks):
             bytes_left = frame.per_density * (frame.room - w[at.load_kept + rank] - w[at.load_live + rank])
-            total += min(density * (frame.target - w[at.load_time + rank]), bytes_left)
+            total += min(density * (target - w[at.load_time + rank]), bytes_left)
         if total < w[at.waiting + depth * num_densities + each]:
             return False
     return True
@@ -199,16 +186,10 @@ def _has_capacity(depth: int, frame: Frame, w: Ints, at: Places) -> bool:
 
 def _candidates(rung: int, depth: int, base: int, frame: Frame, w: Ints, at: Places) -> int:
     """Write the blocks with time and room for a rung, the first to try first; return the least threshold of a cut."""
-    time, shape, kept, live = w[at.rung_time + rung], w[at.rung_shape + rung], w[at.rung_kept + rung], 0
+    time, shape = w[at.rung_time + rung], w[at.rung_shape + rung]
     most, nearest, next_target, place = frame.target - time, NEVER, NEVER, base
     for block in range(w[at.shape_first + shape], w[at.shape_first + shape + 1]):
-        highest, fullest = 0, 0
-        live = w[at.rung_live + rung]
-        for piece in range(w[at.piece_first + block], w[at.piece_first + block + 1]):
-            for rank in range(w[at.piece_start + piece], w[at.piece_stop + piece]):
-                highest = max(highest, w[at.load_time + rank])
-                if frame.binds:
-                    fullest = max(fullest, w[at.load_kept + rank] + max(w[at.load_live + rank], live))
+        highest = _highest(block, w, at)
         if highest > most:
             nearest = min(nearest, highest)
             continue
@@ -216,15 +197,27 @@ def _candidates(rung: int, depth: int, base: int, frame: Frame, w: Ints, at: Pla
             continue
         if not frame.binds:
             score = -highest if frame.tight else highest
-        elif fullest + kept <= frame.room:
-            score = max(((highest + time) << FINE) // frame.target, ((fullest + kept) << FINE) // frame.room)
         else:
-            next_target = frame.target + 1
-            continue
+            fullest = _fullest(block, rung, w, at)
+            if fullest > frame.room:
+                next_target = frame.target + 1
+                continue
+            score = max(_share(highest + time, frame.target), _share(fullest, frame.room))
         _insert(w, at, base, place, score, block)
         place += 1
     w[at.path_first + depth], w[at.path_last + depth] = 0, place - base
     return int(min(next_target, nearest + time))
+
+
+def _share(part: int, whole: int) -> int:
+    """``(part << FINE) // whole`` of a part that is no larger than the whole, without the division of integers: a
+    quotient of doubles is off by one at most."""
+    share = int(part / whole * (1 << FINE))
+    if share * whole > part << FINE:
+        share -= 1
+    elif (share + 1) * whole <= part << FINE:
+        share += 1
+    return share
 
 
 def _insert(w: Ints, at: Places, base: int, place: int, score: int, block: int) -> None:
@@ -278,15 +271,15 @@ def _take_back(depth: int, w: Ints, at: Places) -> None:
 
 
 def _slot(depth: int, binds: bool, w: Ints, at: Places) -> int:
-    """Where a state belongs in a hash table."""
-    mixed = depth + 1
+    """Where a state belongs in a hash table: a sum of products, which no step of waits for another."""
+    mixed = depth * 0x2545F4914F6CDD1D
     for rank in range(at.num_ranks):
-        mixed = ((mixed ^ w[at.load_time + rank]) * 0x2545F4914F6CDD1D) & 0x7FFFFFFFFFFFFFFF
-        mixed ^= mixed >> 29
-        if binds:
-            mixed = ((mixed ^ w[at.load_kept + rank]) * 0x2545F4914F6CDD1D) & 0x7FFFFFFFFFFFFFFF
-            mixed ^= mixed >> 31
-    return int(mixed & (at.table_size - 1))
+        mixed += w[at.load_time + rank] * (0x1E3779B97F4A7C15 + 2 * rank * 0x1F58476D1CE4E5B9)
+    if binds:
+        for rank in range(at.num_ranks):
+            mixed += w[at.load_kept + rank] * (0x14D049BB133111EB + 2 * rank * 0x1B03738712FAD5C9)
+    mixed = (mixed ^ (mixed >> 31)) * 0x2545F4914F6CDD1D
+    return int((mixed >> 17) & (at.table_size - 1))
 
 
 def _known(depth: int, binds: bool, w: Ints, at: Places) -> bool:
@@ -331,6 +324,7 @@ def settle(start: int, work: int, room: int, w: Ints, at: Places) -> int:
     least, from ``start`` on; what they reach, or -1 where one has no room. ``path_rung`` and
     ``path_block`` say where they are."""
     num_ranks, reached = at.num_ranks, start
+    _empty(w, at)
     for depth in range(at.num_anchors):
         work -= w[at.rung_work + w[at.rung_first + depth]]
         best_rung, best_block, best_reached, best_highest = -1, -1, NEVER, NEVER
@@ -349,7 +343,7 @@ def settle(start: int, work: int, room: int, w: Ints, at: Places) -> int:
                         more = w[at.rung_work + rung] - w[at.rung_work + best_rung]
                         if more > 0 or (more == 0 and highest >= best_highest):
                             continue
-                if _holds(block, rung, room, w, at):
+                if _fullest(block, rung, w, at) <= room:
                     best_rung, best_block, best_reached, best_highest = rung, block, entry, highest
         if best_rung < 0:
             return -1
@@ -369,13 +363,10 @@ def _highest(block: int, w: Ints, at: Places) -> int:
     return highest
 
 
-def _holds(block: int, rung: int, room: int, w: Ints, at: Places) -> bool:
-    """Whether every rank of a block has room for a rung."""
+def _fullest(block: int, rung: int, w: Ints, at: Places) -> int:
+    """The bytes of the block's fullest rank with a rung on it."""
+    fullest, live = 0, w[at.rung_live + rung]
     for piece in range(w[at.piece_first + block], w[at.piece_first + block + 1]):
         for rank in range(w[at.piece_start + piece], w[at.piece_stop + piece]):
-            if (
-                w[at.load_kept + rank] + max(w[at.load_live + rank], w[at.rung_live + rung]) + w[at.rung_kept + rung]
-                > room
-            ):
-                return False
-    return True
+            fullest = max(fullest, w[at.load_kept + rank] + max(w[at.load_live + rank], live))
+    return int(fullest + w[at.rung_kept + rung])

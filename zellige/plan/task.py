@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from zellige.plan.blocks import Shape, shapes_of
-from zellige.plan.packing import Filler, Split
-from zellige.plan.search import PER_DENSITY, Anchor, Budget, Sand, credit
+from zellige.plan.free import front
+from zellige.plan.packing import Filler, Ranks, Split
+from zellige.plan.refine import Book
+from zellige.plan.search import PER_DENSITY, Anchor, Budget, Sand, credits_of
+from zellige.plan.search_kernel import NEVER
 from zellige.problem import Problem, Rung
 
 ONE_POD = 64
@@ -22,7 +26,10 @@ FREE = "search over rank sets of any shape"
 
 @dataclass
 class Draft:
-    """Where everything goes: anchors and split fillers by (bucket, rung, ranks), whole sequences by count and rank."""
+    """Where everything goes: anchors and split fillers by (bucket, rung, ranks), whole sequences by count and rank.
+
+    ``ranks`` are the loads, where they are known.
+    """
 
     split: list[Split] = field(default_factory=list)
     whole: dict[str, list[int]] = field(default_factory=dict)
@@ -31,6 +38,7 @@ class Draft:
     loose: bool = True
     origin: str = BLOCKS
     lower: int = 0
+    ranks: Ranks | None = None
 
     @property
     def rounds(self) -> int:
@@ -45,7 +53,8 @@ class Floors(NamedTuple):
     shorter: int
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Task:
     """What is drafted: rungs and number of sequences by bucket, the time that no plan is below, and block shapes."""
 
     problem: Problem
@@ -55,13 +64,41 @@ class Task(NamedTuple):
     shapes: frozenset[Shape]
     budget: Budget
 
+    @cached_property
+    def whole(self) -> dict[str, Rung]:
+        """The rung that does not split, of the buckets that fit so, the longest first."""
+        found = [(name, rung) for name in self.numbers if (rung := whole_rung(self.rungs[name])) is not None]
+        return dict(sorted(found, key=lambda each: (-each[1].time, each[0])))
+
+    def front(self, name: str, *, rounds: int = NEVER, floor: int = 1) -> tuple[Rung, ...]:
+        """The :func:`zellige.plan.free.front` of a bucket; equal ones are one object."""
+        key = (name, rounds, floor)
+        if key not in self._fronts:
+            self._fronts[key] = front(self.rungs[name], rounds=rounds, floor=floor)
+        return self._fronts[key]
+
+    @cached_property
+    def _fronts(self) -> dict[tuple[str, int, int], tuple[Rung, ...]]:
+        return {}
+
+    def book(self, rounds: int) -> Book:
+        """The ways that the local search may run sequences with so many ring rounds."""
+        if rounds not in self._books:
+            ways = {name: self.front(name, rounds=rounds) for name in self.numbers}
+            self._books[rounds] = Book(self.whole, ways, self.problem.cluster.ranks_per_node)
+        return self._books[rounds]
+
+    @cached_property
+    def _books(self) -> dict[int, Book]:
+        return {}
+
 
 def make_task(
     problem: Problem, rungs: dict[str, tuple[Rung, ...]], start: int, shapes: frozenset[Shape], budget: Budget
 ) -> Task:
     """The task of all sequences under the rungs of some shapes."""
-    numbers = {bucket.name: count for bucket, count in problem.counts.items()}
-    usable = {name: tuple(rung for rung in rungs[name] if (rung.degree, rung.nodes) in shapes) for name in numbers}
+    numbers = problem.numbers
+    usable = {name: tuple([rung for rung in rungs[name] if rung[2:4] in shapes]) for name in numbers}
     return Task(problem, usable, numbers, start, shapes, budget)
 
 
@@ -74,9 +111,7 @@ def block_choices(problem: Problem, rungs: dict[str, tuple[Rung, ...]], start: i
     """
     cluster = problem.cluster
     powers = {2**power for power in range(cluster.num_ranks.bit_length())}
-    cheapest = {
-        next((rung.degree for rung in rungs[bucket.name] if rung.time <= start), 1) for bucket in problem.counts
-    }
+    cheapest = {next((rung.degree for rung in rungs[name] if rung.time <= start), 1) for name in problem.numbers}
     threes = {3 * power for power in powers if 3 * power <= cluster.num_ranks}
     degrees = [powers | cheapest, powers, powers | cheapest | threes]
     if problem.engine != "coalesced":
@@ -88,22 +123,23 @@ def block_choices(problem: Problem, rungs: dict[str, tuple[Rung, ...]], start: i
 
 def _allows_all(problem: Problem, rungs: dict[str, tuple[Rung, ...]], shapes: frozenset[Shape]) -> bool:
     """Whether every bucket has a rung of one of the shapes."""
-    return all(any((rung.degree, rung.nodes) in shapes for rung in rungs[bucket.name]) for bucket in problem.counts)
+    return all(any((rung.degree, rung.nodes) in shapes for rung in rungs[name]) for name in problem.numbers)
 
 
 def fillers_of(task: Task, anchors: dict[str, int]) -> list[Filler]:
     """Everything that fits whole, longest first; what is not an anchor waits to be packed."""
-    fillers = [
-        Filler(name, whole, tuple(r for r in task.rungs[name] if r.degree > 1), number - anchors.get(name, 0))
-        for name, number in task.numbers.items()
-        if (whole := whole_rung(task.rungs[name])) is not None
+    return [
+        Filler(name, whole, task.rungs[name], task.numbers[name] - anchors.get(name, 0))
+        for name, whole in task.whole.items()
     ]
-    return sorted(fillers, key=lambda filler: (-filler.whole.time, filler.bucket))
 
 
 def whole_rung(rungs: Iterable[Rung]) -> Rung | None:
     """The rung that does not split, if it fits."""
-    return next((rung for rung in rungs if rung.degree == 1), None)
+    for rung in rungs:
+        if rung.degree == 1:
+            return rung
+    return None
 
 
 def sand_of(task: Task, anchors: dict[str, int], densities: tuple[int, ...]) -> Sand:
@@ -113,8 +149,9 @@ def sand_of(task: Task, anchors: dict[str, int], densities: tuple[int, ...]) -> 
         left = number - anchors.get(name, 0)
         if left:
             work += left * task.rungs[name][0].work
-            each = [credit(task.rungs[name], density) for density in densities]
-            credits = [total + left * value for total, value in zip(credits, each, strict=True)]
+            if densities:
+                each = credits_of(task.rungs[name], densities)
+                credits = [total + left * value for total, value in zip(credits, each, strict=True)]
     return Sand(work, tuple(credits))
 
 
@@ -122,9 +159,8 @@ def densities_of(task: Task) -> tuple[int, ...]:
     """The densities of the capacity test: those of sequences that take less than a twentieth of the bound whole, but
     at most ``MAX_DENSITIES`` of them."""
     found = set()
-    for name in task.numbers:
-        whole = whole_rung(task.rungs[name])
-        if whole is not None and 20 * whole.time <= task.start:
+    for whole in task.whole.values():
+        if 20 * whole.time <= task.start:
             found.add(whole.kept * PER_DENSITY // whole.time)
     ordered = sorted(found)
     last = len(ordered) - 1
@@ -135,6 +171,5 @@ def densities_of(task: Task) -> tuple[int, ...]:
 
 def members_of(task: Task, anchors: dict[str, int]) -> list[Anchor]:
     """The anchors one by one, by decreasing work."""
-    members = [Anchor(name, task.rungs[name]) for name, number in anchors.items() for _ in range(number)]
-    members.sort(key=lambda anchor: (-anchor.rungs[0].work, anchor.bucket))
-    return members
+    ordered = sorted(anchors, key=lambda name: (-task.rungs[name][0].work, name))
+    return [anchor for name in ordered for anchor in [Anchor(name, task.rungs[name])] * anchors[name]]

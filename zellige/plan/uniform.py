@@ -11,22 +11,23 @@ from zellige.units import ceil_div
 
 def uniform_degrees(problem: Problem) -> Iterator[tuple[int, int, dict[str, Rung]]]:
     """(a lower bound in nanoseconds, degree, fastest rung of each bucket) for the sizes that divide the ranks
-    and a node, or are whole nodes: consecutive groups of others would straddle nodes."""
+    and a node, or are whole nodes: consecutive groups of others would straddle nodes. Of a bucket's rungs of one degree
+    the first is the fastest."""
     num_ranks, per_node = problem.cluster.num_ranks, problem.cluster.ranks_per_node
-    fastest: dict[int, dict[str, Rung]] = {}
-    for bucket in problem.counts:
-        for rung in problem.rungs[bucket.name]:
-            on_nodes = (
-                -(-rung.degree // per_node) if max(per_node, rung.degree) % min(per_node, rung.degree) == 0 else 0
-            )
-            if num_ranks % rung.degree == 0 and on_nodes == rung.nodes:
-                known = fastest.setdefault(rung.degree, {}).get(bucket.name)
-                if known is None or rung.time < known.time:
-                    fastest[rung.degree][bucket.name] = rung
-    for degree, rungs in sorted(fastest.items()):
-        if len(rungs) < len(problem.counts):
+    spans = {
+        degree: -(-degree // per_node)
+        for degree in range(1, num_ranks + 1)
+        if num_ranks % degree == 0 and max(per_node, degree) % min(per_node, degree) == 0
+    }
+    fastest: dict[int, dict[str, Rung]] = {degree: {} for degree in spans}
+    for name in problem.numbers:
+        for rung in problem.rungs[name]:
+            if spans.get(rung.degree) == rung.nodes:
+                fastest[rung.degree].setdefault(name, rung)
+    for degree, rungs in fastest.items():
+        if len(rungs) < len(problem.numbers):
             continue
-        work = sum(count * rungs[bucket.name].work for bucket, count in problem.counts.items())
+        work = sum(count * rungs[name].work for name, count in problem.numbers.items())
         yield max(ceil_div(work, num_ranks), max(rung.time for rung in rungs.values())), degree, rungs
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zellige.errors import NoRoomError
-from zellige.placement import Placement, Plan, Problem, Solver, make_plan, require_placeable
-from zellige.plan.blocks import shapes_of
-from zellige.plan.bounds import best_bound, least_time
+from zellige.placement import Placement, Plan, Problem, Share, Solver, Tally, make_plan, require_placeable
+from zellige.plan.any_sets import Certificate
+from zellige.plan.bounds import best_bound, least_time_of
 from zellige.plan.chain import SLACK, calls_ns, chain_ns
 from zellige.plan.choice import choose, split_ways
 from zellige.plan.drafts import CLOSE, draft, draft_freely, faster, floored, polish
+from zellige.plan.fitted import draft_fitted
 from zellige.plan.search import Budget
 from zellige.plan.search_kernel import NEVER
-from zellige.plan.task import ONE_POD, Draft, Floors, Task, block_choices, make_task, whole_rung
+from zellige.plan.task import ONE_POD, Draft, Floors, Task, block_choices, make_task
 from zellige.plan.uniform import fill_groups, group_ways, uniform_degrees
 from zellige.problem import Rung
 from zellige.shards import WHOLE, ParallelConfig
@@ -69,30 +70,34 @@ def plan_zellige(problem: Problem) -> Plan:
     require_placeable(problem)
     families = _families(problem)
     lowers: dict[int, int] = {}
-    drafts = _drafts(problem, families, lowers)
-    bound = best_bound(problem)
+    known = Certificate(problem, *best_bound(problem))
+    drafts = _drafts(problem, families, lowers, known)
     reached = min((makespan for makespan, _ in drafts), default=NEVER)
-    if reached > bound[0] + (bound[0] >> GOOD):
+    if not known.is_near(reached, GOOD):
         drafts += _uniform(problem, reached)
     if not drafts:
         raise NoRoomError("memory allows no plan", fix="fewer sequences a step, more ranks, or more micro-steps")
     fastest, _ = min(drafts, key=_makespan)
+    if not known.searched and not known.is_near(fastest, NEAR):
+        known.search(fastest)
     chosen = choose(problem, drafts)
     exact = problem.engine != "group"
-    blocks_bound = min(fastest, _blocks_bound(families, lowers)) if exact else None
+    blocks_bound = min(fastest, max(known.bound, _blocks_bound(families, lowers))) if exact else None
     return make_plan(
         problem,
         "zellige",
         _placements(problem, chosen),
-        bound=bound,
+        bound=(known.bound, known.name),
         blocks_bound_ns=blocks_bound,
         solver=Solver(name="aligned search", status="heuristic"),
         notes=(chosen.origin,),
-        ways=_ways(chosen),
+        tally=_tally(problem, chosen),
     )
 
 
-def _drafts(problem: Problem, families: list[Family], lowers: dict[int, int]) -> list[tuple[int, Draft]]:
+def _drafts(
+    problem: Problem, families: list[Family], lowers: dict[int, int], known: Certificate
+) -> list[tuple[int, Draft]]:
     """(makespan, draft) of the first family, of others whose fewer calls can make up for it, and of the widest where
     the first is not near what it may reach; fills ``lowers``."""
     scored: list[tuple[int, Draft]] = []
@@ -104,7 +109,7 @@ def _drafts(problem: Problem, families: list[Family], lowers: dict[int, int]) ->
                 saved = makespan - (makespan >> NEAR) - family.least - family.fewest_calls
             if saved <= makespan >> GOOD or family.least + family.fewest_calls >= makespan:
                 continue
-        found, lowers[family.limit] = _solve(problem, family, Budget(NODES))
+        found, lowers[family.limit] = _solve(problem, family, Budget(NODES), known)
         scored += [(draft.longest + calls_ns(problem, draft.rounds), draft) for draft in found]
     return scored
 
@@ -131,8 +136,10 @@ def _uniform(problem: Problem, makespan: int) -> list[tuple[int, Draft]]:
         counts, ranks = fill_groups(problem, degree, rungs)
         reached = max(ranks.time) + calls_ns(problem, rounds)
         if reached < makespan and ranks.fit(problem.memory.room_bytes):
-            ways = group_ways(degree, rungs, counts)
-            found.append((reached, Draft(split=ways, longest=max(ranks.time), origin=f"uniform groups of {degree}")))
+            whole = counts if degree == 1 else {}
+            ways = group_ways(degree, rungs, counts) if degree > 1 else []
+            origin = f"uniform groups of {degree}"
+            found.append((reached, Draft(split=ways, whole=whole, longest=max(ranks.time), origin=origin)))
     return found
 
 
@@ -150,19 +157,17 @@ def _makespan(scored: tuple[int, Draft]) -> int:
 
 def _families(problem: Problem) -> list[Family]:
     """Families of plans that differ in the calls that the engine adds, the least first; none where nothing fits."""
-    coalesced, num_ranks = problem.engine == "coalesced", problem.cluster.num_ranks
-    counts = [(bucket.name, count) for bucket, count in problem.counts.items()]
 
     def least(limit: int) -> int:
-        fronts = [(count, problem.fronts_within[limit][name]) for name, count in counts]
-        return least_time(fronts, num_ranks) if all(front for _, front in fronts) else NEVER
+        fronts = problem.fronts_within[limit]
+        return least_time_of(problem, fronts) if all(fronts[name].times for name in problem.numbers) else NEVER
 
     widest = problem.ring_limits[-1]
     below = least(widest)
     if below >= NEVER:
         return []
     families: list[Family] = []
-    for limit in [0, *problem.ring_limits[:-1]] if coalesced else []:
+    for limit in [0, *problem.ring_limits[:-1]] if problem.engine == "coalesced" else []:
         reached = least(limit)
         if reached < NEVER:
             families.append(Family(limit, reached, calls_ns(problem, _fewest_rounds(limit)), calls_ns(problem, limit)))
@@ -173,7 +178,7 @@ def _fewest_rounds(limit: int) -> int:
     return limit // 2 + 1 if limit else 0
 
 
-def _solve(problem: Problem, family: Family, budget: Budget) -> tuple[list[Draft], int]:
+def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate) -> tuple[list[Draft], int]:
     """Drafts of a family, and a lower bound on the longest rank for all block shapes that were tried.
 
     Rounds of the adaptive cut go on while it is the fillers that keep a draft above what its anchors reached; wider
@@ -181,8 +186,11 @@ def _solve(problem: Problem, family: Family, budget: Budget) -> tuple[list[Draft
     """
     rungs = problem.rungs_within[family.limit] if family.limit else _whole_only(problem)
     free, binds = _free_draft(problem, family, rungs)
-    if free is not None and free.longest <= family.least + (family.least >> NEAR) and not _waits(problem, free):
-        return [free], family.least
+    if free is not None:
+        fitted = _fitted_draft(problem, family, rungs, known, free)
+        free = free if fitted is None or fitted.longest >= free.longest else fitted
+        if _is_near(problem, family, known, free) and not _waits(problem, free):
+            return [free], family.least
     attempt = Attempt([free] if free is not None else [], NEVER, binds)
     choices = block_choices(problem, rungs, family.least)
     for shapes in choices[:1] if free is not None else choices:
@@ -190,8 +198,12 @@ def _solve(problem: Problem, family: Family, budget: Budget) -> tuple[list[Draft
         task = make_task(problem, rungs, family.least, shapes, Budget(part))
         budget.nodes -= part
         attempt = _adapt(task, attempt, SHARES[:2] if free is not None else SHARES)
-        longest = min((draft.longest for draft in attempt.drafts), default=NEVER)
-        if longest <= family.least + (family.least >> NEAR):
+        fastest = min(attempt.drafts, key=_longest, default=None)
+        fitted = _fitted_draft(problem, family, rungs, known, fastest)
+        if fitted is not None:
+            attempt.drafts.append(fitted)
+            fastest = faster(fastest, fitted)
+        if fastest is not None and _is_near(problem, family, known, fastest):
             break
     drafts = attempt.drafts
     if drafts and problem.engine == "coalesced" and problem.cluster.num_ranks <= MOST_RANKS:
@@ -199,6 +211,29 @@ def _solve(problem: Problem, family: Family, budget: Budget) -> tuple[list[Draft
         if best.split and best.longest > family.least + (family.least >> GOOD) and best is not free:
             drafts = [*drafts, polish(task, best)]
     return drafts, max(attempt.lower, family.least)
+
+
+def _step(problem: Problem, draft: Draft) -> int:
+    """A draft's makespan."""
+    return draft.longest + calls_ns(problem, draft.rounds)
+
+
+def _is_near(problem: Problem, family: Family, known: Certificate, draft: Draft) -> bool:
+    """Whether a draft is within 0.4 % of the family's least time, or its makespan of what any plan takes."""
+    return draft.longest <= family.least + (family.least >> NEAR) or known.is_near(_step(problem, draft), NEAR)
+
+
+def _fitted_draft(
+    problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]], known: Certificate, best: Draft | None
+) -> Draft | None:
+    """What the search over any rank sets promises below the best draft, as a draft; it raises the bound as well. Once,
+    and where the draft is not near: else None."""
+    if best is None or known.searched or known.is_near(_step(problem, best), NEAR):
+        return None
+    fitting = known.search(_step(problem, best))
+    if fitting is None or problem.engine != "coalesced":
+        return None
+    return draft_fitted(Task(problem, rungs, problem.numbers, family.least, frozenset(), Budget(0)), fitting)
 
 
 def _waits(problem: Problem, free: Draft) -> bool:
@@ -217,9 +252,7 @@ def _free_draft(problem: Problem, family: Family, rungs: dict[str, tuple[Rung, .
     cluster = problem.cluster
     if problem.engine != "coalesced" or not family.limit or cluster.num_ranks > ONE_POD:
         return None, False
-    degrees = frozenset(rung.degree for bucket in problem.counts for rung in rungs[bucket.name])
-    shapes = shapes_of(cluster, cluster.num_nodes, degrees)
-    task = make_task(problem, rungs, family.least, shapes, Budget(0))
+    task = Task(problem, rungs, problem.numbers, family.least, frozenset(), Budget(0))
     good = family.least + (family.least >> GOOD)
     best: Draft | None = None
     seen: list[tuple[dict[str, int], dict[str, tuple[Rung, ...]]]] = []
@@ -283,8 +316,8 @@ def _adapt(task: Task, before: Attempt, shares: tuple[int, ...]) -> Attempt:
 def _memory_may_bind(problem: Problem, rungs: dict[str, tuple[Rung, ...]]) -> bool:
     """Whether sequences at their least work fill more than 60 % of the memory."""
     needed = 0
-    for bucket, count in problem.counts.items():
-        for rung in rungs[bucket.name][:1]:
+    for name, count in problem.numbers.items():
+        for rung in rungs[name][:1]:
             needed += count * (rung.kept + rung.live) * rung.degree
     return 5 * needed > 3 * problem.cluster.num_ranks * problem.memory.room_bytes
 
@@ -296,7 +329,7 @@ def _anchors(task: Task, share: int) -> dict[str, int]:
     anchors = {}
     ordered = []
     for name, number in task.numbers.items():
-        whole = whole_rung(task.rungs[name])
+        whole = task.whole.get(name)
         if whole is None or whole.time > task.start:
             anchors[name] = number
             most -= number
@@ -318,35 +351,20 @@ def _placements(problem: Problem, found: Draft) -> list[Placement]:
     alone = [(WHOLE, (rank,)) for rank in range(problem.cluster.num_ranks)]
     for bucket, counts in found.whole.items():
         taken = places.setdefault(bucket, [])
-        for rank, count in enumerate(counts):
+        for place, count in zip(alone, counts, strict=True):
             if count:
-                taken.extend([alone[rank]] * count)
-    same: dict[int, tuple[str, list[str]]] = {id(bucket): (bucket.name, []) for bucket in problem.counts}
-    for sequence in problem.batch.sequences:
-        known = same.get(id(sequence.bucket))
-        if known is None:
-            known = next(same[id(bucket)] for bucket in problem.counts if bucket == sequence.bucket)
-            same[id(sequence.bucket)] = known
-        known[1].append(sequence.id)
+                taken.extend([place] * count)
     return [
         Placement(sequence=sequence, bucket=name, config=config, ranks=ranks)
-        for name, sequences in [same[id(bucket)] for bucket in problem.counts]
+        for name, sequences in zip(problem.numbers, problem.members.values(), strict=True)
         for sequence, (config, ranks) in zip(sequences, places[name], strict=True)
     ]
 
 
-def _ways(found: Draft) -> dict[tuple[str, ParallelConfig, tuple[int, ...]], int]:
-    """How many sequences of the draft share each way to run."""
-    ways: dict[tuple[str, ParallelConfig, tuple[int, ...]], int] = {}
-    for bucket, rung, ranks in found.split:
-        way = (bucket, rung.option.config, ranks)
-        ways[way] = ways.get(way, 0) + 1
-    for bucket, counts in found.whole.items():
-        for rank, count in enumerate(counts):
-            if count:
-                way = (bucket, WHOLE, (rank,))
-                ways[way] = ways.get(way, 0) + count
-    return ways
+def _tally(problem: Problem, found: Draft) -> Tally:
+    """The draft's sequences, counted."""
+    whole = [(option, counts) for name, counts in found.whole.items() if (option := problem.option(name, WHOLE, 1))]
+    return Tally([Share(way.rung.option, way.ranks, 1) for way in found.split], whole)
 
 
 def _blocks_bound(families: list[Family], lowers: dict[int, int]) -> int:

@@ -1,0 +1,217 @@
+"""The bound over any rank sets: against exhaustive search, against a search that is written otherwise, and compiled."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle.brute_force import optimum, random_problem
+
+from zellige.errors import InfeasibleError
+from zellige.placement import ENGINES, Engine
+from zellige.plan import plan_batch
+from zellige.plan.any_sets import MOST_STATES, SetSearch, search_any_sets
+from zellige.plan.any_sets_kernel import NODES, OPEN, PLACED, REFUTED
+from zellige.plan.bounds import best_bound
+from zellige.plan.chain import calls_ns
+from zellige.plan.compiled import prefer_compiled
+from zellige.plan.fitted import draft_fitted
+from zellige.plan.search import Budget
+from zellige.plan.task import Task
+from zellige.spreads import Spread, spreads_of
+
+PER_SEED = 15
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_bound_exceeds_the_optimum_over_any_rank_sets(engine: Engine, seed: int) -> None:
+    chance = random.Random(seed)
+    raised = 0
+    for index in range(PER_SEED):
+        problem = random_problem(chance, engine, tight=index % 3 == 0)
+        best = optimum(problem)
+        if best is None:
+            continue
+        known, _ = best_bound(problem)
+        for reached in (best.makespan_ns, best.makespan_ns * 3 // 2):
+            found = search_any_sets(problem, known, reached)
+            assert known <= found.bound <= best.makespan_ns
+            raised += found.bound > known
+            if found.fitting is not None:
+                assert found.reached < reached
+                assert_fits(found.fitting.anchors, found.fitting.target, problem.cluster.num_ranks)
+    assert raised or engine == "group"
+
+
+def assert_fits(anchors: tuple[object, ...], target: int, num_ranks: int) -> None:
+    loads = [0] * num_ranks
+    for anchor in anchors:
+        for rank in anchor.ranks:  # type: ignore[attr-defined]
+            loads[rank] += anchor.time  # type: ignore[attr-defined]
+    assert max(loads) <= target
+
+
+class Case(NamedTuple):
+    num_nodes: int
+    per_node: int
+    spreads: tuple[tuple[Spread, ...], ...]
+    sand: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    num_nodes, per_node = draw(st.sampled_from([(1, 3), (1, 4), (2, 2), (2, 3), (3, 2)]))
+    spreads = []
+    for _ in range(draw(st.integers(1, 4))):
+        found = []
+        for wide in (False, True) if num_nodes > 1 else (False,):
+            most = num_nodes * per_node if wide else per_node
+            degrees = draw(st.sets(st.integers(2 if wide else 1, most), min_size=0 if wide else 1, max_size=3))
+            found += [Spread(m * t, m, t, wide) for m in degrees for t in [draw(st.integers(1, 12))]]
+        spreads.append(tuple(sorted(found)))
+    return Case(num_nodes, per_node, tuple(spreads), draw(st.integers(0, 20)))
+
+
+def least_target(case: Case) -> int:
+    """The least target, found by trying every set of ranks for every sequence; sand fills what is left."""
+    size = case.num_nodes * case.per_node
+    best = [10**9]
+
+    def place(index: int, loads: tuple[int, ...]) -> None:
+        if max(loads) >= best[0]:
+            return
+        if index == len(case.spreads):
+            best[0] = min(best[0], max(max(loads), -(-(sum(loads) + case.sand) // size)))
+            return
+        for spread in case.spreads[index]:
+            for ranks in combinations(range(size), spread.degree):
+                if spread.wide or len({rank // case.per_node for rank in ranks}) == 1:
+                    place(index + 1, tuple(ns + spread.time * (r in ranks) for r, ns in enumerate(loads)))
+
+    place(0, (0,) * size)
+    return best[0]
+
+
+@settings(deadline=None, max_examples=150)
+@given(cases())
+def test_a_target_is_refuted_if_and_only_if_nothing_fits(case: Case) -> None:
+    least = least_target(case)
+    search = SetSearch(case.num_nodes, case.per_node, case.spreads)
+    for target in range(max(1, least - 4), least + 3):
+        able = [[s.work for s in spreads if s.time <= target] for spreads in case.spreads]
+        if not all(able):
+            assert target < least
+            continue
+        verdict, beyond = search.run(target, case.sand, [min(works) for works in able])
+        assert verdict == (PLACED if target >= least else REFUTED)
+        if verdict == REFUTED:
+            later = min((s.time for spreads in case.spreads for s in spreads if s.time > target), default=beyond)
+            assert target < min(beyond, later) <= least
+        else:
+            placed = search.placed([str(number) for number in range(len(case.spreads))])
+            assert_fits(placed, target, case.num_nodes * case.per_node)
+            for anchor, spreads in zip(placed, case.spreads, strict=True):
+                one_node = len({rank // case.per_node for rank in anchor.ranks}) == 1
+                assert any(
+                    (len(anchor.ranks), anchor.time) == (s.degree, s.time) and (s.wide or one_node) for s in spreads
+                )
+
+
+def test_compiled_and_interpreted_searches_visit_the_same_states() -> None:
+    chance = random.Random(5)
+    seen = set()
+    for _ in range(60):
+        num_nodes, per_node = chance.choice([(1, 8), (2, 4), (2, 8), (4, 4)])
+        spreads = tuple(
+            tuple(
+                sorted(
+                    Spread(m * t, m, t, wide)
+                    for wide in ((False, True) if num_nodes > 1 else (False,))
+                    for m in (2, 3, 4, 6)
+                    for t in [chance.randint(3000, 9000) // m]
+                    if m <= (num_nodes * per_node if wide else per_node)
+                )
+            )
+            for _ in range(chance.randint(2, 7))
+        )
+        work = sum(each[0].work for each in spreads)
+        target = work // (num_nodes * per_node) * chance.randint(100, 130) // 100 + chance.randint(0, 1500)
+        able = [[s.work for s in each if s.time <= target] for each in spreads]
+        if not all(able):
+            continue
+        found = []
+        for wanted in (False, True):
+            prefer_compiled(wanted)
+            search = SetSearch(num_nodes, per_node, spreads)
+            answer = search.run(target, 0, [min(works) for works in able])
+            visited = int(search.array[search.places.numbers + NODES])
+            names = [str(n) for n in range(len(spreads))]
+            found.append((answer, visited, search.placed(names) if answer[0] == PLACED else None))
+        prefer_compiled(False)
+        assert found[0] == found[1]
+        assert found[0][1] <= MOST_STATES + 1
+        seen.add(found[0][0][0])
+    assert seen == {REFUTED, PLACED, OPEN}
+
+
+def test_spreads_are_the_least_times_by_where_ranks_lie() -> None:
+    problem = random_problem(random.Random(1), "coalesced")
+    for options in problem.priced.values():
+        found = spreads_of((o.num_nodes > 1, o.config.degree, o.floor_ns) for o in options)
+        assert list(found) == sorted(found)
+        for wide in (False, True):
+            mine = sorted((s.degree, s.time) for s in found if s.wide == wide)
+            assert all(later[1] < earlier[1] for earlier, later in pairwise(mine))
+            for option in options:
+                if (option.num_nodes > 1) == wide:
+                    assert any(d <= option.config.degree and t <= option.floor_ns for d, t in mine)
+
+
+def test_placements_that_were_met_become_drafts_with_everything_in_them() -> None:
+    chance = random.Random(11)
+    made = 0
+    for _ in range(60):
+        problem = random_problem(chance, "coalesced")
+        found = search_any_sets(problem, best_bound(problem)[0], 10**15)
+        assert found.fitting is not None
+        rungs = problem.rungs_within[problem.ring_limits[-1]]
+        task = Task(problem, rungs, problem.numbers, 1, frozenset(), Budget(0))
+        draft = draft_fitted(task, found.fitting)
+        if draft is None:
+            continue
+        made += 1
+        placed = Counter(way.bucket for way in draft.split) + Counter({n: sum(c) for n, c in draft.whole.items()})
+        assert placed == Counter(problem.numbers)
+        loads = [0] * problem.cluster.num_ranks
+        for bucket, rung, ranks in draft.split:
+            option = problem.option_on(bucket, rung.option.config, ranks)
+            assert option is not None
+            for rank in ranks:
+                loads[rank] += option.time_ns
+        for bucket, counts in draft.whole.items():
+            for rank, count in enumerate(counts):
+                loads[rank] += count * problem.priced[bucket][0].time_ns
+        assert draft.longest == max(loads)
+        assert draft.longest + calls_ns(problem, draft.rounds) >= found.bound
+    assert made > 30
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plans_state_no_bound_above_the_optimum(seed: int) -> None:
+    chance = random.Random(100 + seed)
+    for index in range(20):
+        problem = random_problem(chance, "coalesced", tight=index % 3 == 0)
+        best = optimum(problem)
+        if best is None:
+            continue
+        try:
+            plan = plan_batch(problem, "zellige", "coalesced")
+        except InfeasibleError:
+            continue
+        assert plan.bound_ns <= best.makespan_ns <= plan.makespan_ns
