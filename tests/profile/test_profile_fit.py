@@ -58,7 +58,8 @@ def test_required_probes_tell_all_laws_apart() -> None:
         assert law.samples >= 6, law.key
         assert law.error < 0.02, law.key
     whole = next(law for law in laws if law.key == "forward.whole")
-    assert whole.per_unit == pytest.approx({t: TRUTH[t] for t in ("calls", "entries", "tokens", "pairs")}, rel=1e-3)
+    found = {term: each for term, each in whole.per_unit.items() if each > 1e-6}
+    assert found == pytest.approx({t: TRUTH[t] for t in ("calls", "entries", "tokens", "pairs")}, rel=1e-3)
 
 
 def test_memory_of_tiny_probes_says_nothing_of_tokens() -> None:

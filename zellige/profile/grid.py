@@ -128,12 +128,11 @@ def _smallest_of_each_kind(configs: Sequence[ParallelConfig]) -> list[ParallelCo
 def required(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[Probe]:
     """Probes that tell apart what calls, sequences, tokens and pairs cost.
 
-    Stages as full as a plan's (:func:`crowds`); every bucket whole, alone and as several together; every split on
-    buckets of different lengths in turn: alone, as several together, and beside whole sequences.
+    Stages as full as a plan's (:func:`crowds`); every bucket whole as several together; every split on buckets of
+    different lengths in turn: beside whole sequences, as several together, and alone; every bucket whole alone.
     """
     ordered = sorted(buckets, key=lambda bucket: (-bucket.num_tokens, bucket))
     found = crowds(model, cluster, ordered)
-    found += [Probe(bucket, WHOLE) for bucket in ordered]
     for place, bucket in enumerate(ordered):
         copies = min(MOST_COPIES, ordered[0].num_tokens // bucket.num_tokens)
         if bucket == ordered[-1]:
@@ -142,18 +141,21 @@ def required(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> l
         found += [Probe(bucket, WHOLE, count)] if copies > 1 else []
     splits = [config for config in legal_configs(model, cluster) if config.is_split]
     rounds = max(1, LEAST_SPLITS // max(1, len(splits)))
+    turns: tuple[list[Probe], ...] = ([], [], [])
     for place, config in enumerate(splits * rounds):
         turn = place + place // len(splits)
         bucket = ordered[(turn + place // len(splits)) % len(ordered)]
         crowd = min(MOST_COPIES, 1 + ordered[0].num_tokens // bucket.num_tokens)
         count, beside = ((1, 0), (crowd, 0), (max(1, crowd // 2), max(1, crowd // 2)))[turn % 3]
         if _has_tokens(model, bucket, config):
-            found.append(Probe(bucket, config, count, beside))
+            turns[2 - turn % 3].append(Probe(bucket, config, count, beside))
+    found += [probe for turn in turns for probe in turn]
+    found += [Probe(bucket, WHOLE) for bucket in ordered]
     return list(dict.fromkeys(found))
 
 
 def crowds(model: ModelSpec, cluster: Cluster, longest_first: Sequence[Bucket]) -> list[Probe]:
-    """The longest buckets, some of each at a time: whole, and under the smallest split of each kind.
+    """The longest buckets, some of each at a time: whole (every other one), and under the smallest split of each kind.
 
     A stage of a plan holds more tokens than its longest sequence, and a token costs more where a stage outgrows caches.
     """
@@ -162,7 +164,8 @@ def crowds(model: ModelSpec, cluster: Cluster, longest_first: Sequence[Bucket]) 
     for place, bucket in enumerate(longest_first[:CROWDED_BUCKETS]):
         count = crowd(bucket, longest_first[0].num_tokens)
         turned = kinds[1 + place % (len(kinds) - 1)] if len(kinds) > 1 else WHOLE
-        found += [Probe(bucket, config, count) for config in (WHOLE, turned) if _has_tokens(model, bucket, config)]
+        configs = (turned,) if place % 2 else (WHOLE, turned)
+        found += [Probe(bucket, config, count) for config in configs if _has_tokens(model, bucket, config)]
     return found
 
 

@@ -148,7 +148,7 @@ def profile(
         reserve = links_s(setting.cluster.num_ranks) if links is not None and journal.links is None else 0.0
         telling = wanted[len(first) : parted]
         measured += measure_probes(telling, setting, journal, measure, deadline, advance, reserve_s=reserve)
-        if links is not None and journal.links is None and deadline.left_s() > reserve:
+        if links is not None and journal.links is None and deadline.left_s() > reserve / 2:
             journal.add(links())
         measured += measure_probes(wanted[parted:], setting, journal, measure, deadline, advance)
     finally:
