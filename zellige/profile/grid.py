@@ -96,7 +96,8 @@ def core(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[
     """The fewest probes that every law can be fitted from, the shortest first.
 
     Three buckets (longest, middle, shortest) whole, and under the smallest split of each kind; the shorter ones several
-    at a time. Two of one layer tell what layers keep in memory from what is kept outside of them.
+    at a time, and beside whole ones, which tells the largest stage's memory from that of all. Two of one layer tell
+    what layers keep in memory from what is kept outside of them.
     """
     ordered = sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket))
     chosen = list(dict.fromkeys((ordered[0], ordered[len(ordered) // 2], ordered[-1])))
@@ -108,7 +109,7 @@ def core(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[
     for config in _smallest_of_each_kind(legal_configs(model, cluster)):
         split = [
             Probe(chosen[0], config, several, 2),
-            Probe(chosen[len(chosen) // 2], config, 2),
+            Probe(chosen[len(chosen) // 2], config, 2, 2),
             Probe(chosen[-1], config),
         ]
         found += [probe for probe in split if _has_tokens(model, probe.bucket, config)]
