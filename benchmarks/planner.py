@@ -42,6 +42,7 @@ from zellige.errors import ZelligeError
 from zellige.placement import Plan, Problem, make_plan
 from zellige.plan import is_compiled, plan_batch, prefer_compiled
 from zellige.plan import zellige as planner
+from zellige.plan.any_sets import Certificate
 from zellige.plan.bounds import best_bound
 from zellige.plan.chain import calls_ns, chain_ns, ways_of
 from zellige.plan.search_kernel import NEVER
@@ -277,7 +278,8 @@ def critical_path(done: Simulation) -> dict[str, float]:
 
 def simulated_drafts(plan: Plan, problem: Problem, step: int) -> list[dict[str, Any]]:
     """The other drafts that the planner chose among, by their simulated step over the plan's."""
-    drafts = planner._drafts(problem, planner._families(problem), {})
+    known = Certificate(problem, *best_bound(problem))
+    drafts = planner._drafts(problem, planner._families(problem), {}, known)
     drafts += planner._uniform(problem, min((makespan for makespan, _ in drafts), default=NEVER))
     found = {}
     for _, draft in drafts:

@@ -23,7 +23,7 @@ from zellige.cli_support import (
     say,
     warn_drops,
 )
-from zellige.errors import UsageError
+from zellige.errors import FileError, UsageError
 
 
 class DeviceChoice(enum.StrEnum):
@@ -67,6 +67,8 @@ def profile_command(
         return
     if out is None:
         raise UsageError("a table needs a place", fix="--out table.json (or --estimate)")
+    if out.is_dir():
+        raise FileError(f"{str(out)!r} is a folder", where="--out", fix="--out table.json")
     refuse_overwriting({"--out": out}, [batch, cluster, model])
     from zellige.files import readable_json, write_text
     from zellige.measuring import measure_table, measuring_setting, own_device

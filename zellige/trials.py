@@ -161,7 +161,7 @@ def run_plans(
     warm_ups: int = 1,
     repeats: int = 3,
     advance: Callable[[], None] = lambda: None,
-    chunk: int = 9,
+    chunk: int = 30,
 ) -> list[Observed]:
     """Run labelled plans; ``chunk`` of them share their processes."""
     found = []

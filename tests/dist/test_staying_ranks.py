@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
+from oracle.made_measurements import setting
 from rank_tasks import answer_requests
 
 from zellige.exec.launch import RanksFailedError, staying_ranks
+from zellige.exec.trial import staying_task
+from zellige.profile.compute import trial_of
+from zellige.profile.grid import Probe
+from zellige.shards import ParallelConfig
 
 pytestmark = pytest.mark.dist
 
@@ -51,6 +59,28 @@ def test_a_rank_that_fails_ends_all_and_is_named(request_bytes: bytes, said: str
         ask(request_bytes)
     assert caught.value.where == "rank 1"
     assert time.monotonic() - start < 30
+    assert children() <= before
+
+
+def test_a_rank_that_is_killed_while_it_measures_is_named_by_the_one_that_lives() -> None:
+    place = setting()
+    trial = trial_of(Probe(place.buckets[3], ParallelConfig(h=2), 2), place.model, "full", "fp32", 2)
+    request = msgspec.json.encode(msgspec.structs.replace(trial, repeats=10_000))
+
+    def kill_one() -> None:
+        time.sleep(3.0)
+        os.kill(max(children() - before), signal.SIGKILL)
+
+    with staying_ranks(answer_requests, b"p", 2) as ask:
+        ask(b"once")
+    before = children()
+    killer = threading.Thread(target=kill_one)
+    with pytest.raises(RanksFailedError) as caught, staying_ranks(staying_task, b"", 2) as ask:
+        killer.start()
+        ask(request)
+    killer.join()
+    assert (caught.value.code, caught.value.exit_code) == ("ZL614", 6)
+    assert "Traceback" not in "".join(caught.value.details)
     assert children() <= before
 
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from oracle.made_measurements import HOST, made_result, setting
 
-from zellige.errors import FormatError
+from zellige.errors import FileError, FormatError
 from zellige.prices import read_table
 from zellige.profile.grid import Probe, probes
 from zellige.profile.journal import Journal, JournalHeader, journal_path
@@ -137,3 +137,13 @@ def test_a_time_that_cannot_be_one_is_refused_in_a_journal(tmp_path: Path, field
     path.write_bytes(first + b"\n" + msgspec.json.encode(content).replace(b'"here"', value.encode()) + b"\n")
     with pytest.raises(FormatError, match="journal"):
         Journal(path, header)
+
+
+def test_two_profiles_do_not_write_one_journal(tmp_path: Path) -> None:
+    header = JournalHeader(host=HOST, model="m", cluster="c", device="cpu", dtype="fp32", checkpoint="full")
+    path = tmp_path / "t.journal.jsonl"
+    first = Journal(path, header)
+    with pytest.raises(FileError, match="another profile"):
+        Journal(path, header)
+    first.close()
+    Journal(path, header).close()

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from zellige.exec.attention import Engine
+from zellige.exec.attention import Engine, Explain
 from zellige.exec.data import RankBatch, SequenceShape, draw_sample, rank_batch, token_positions
 from zellige.exec.dit import PackedDit
 from zellige.exec.execute import DTYPES, DTypeName, make_communicators, select_kernel
@@ -162,15 +162,27 @@ class RankStep:
         return StepTimes(wall_ns=wall, own_ns=own, spans=spans)
 
 
-def prepare(trial: Trial, rank: int, transports: Mapping[tuple[int, ...], Transport], device: torch.device) -> RankStep:
-    """Everything that a rank needs; the model's weights are equal on all ranks."""
+def prepare(
+    trial: Trial,
+    rank: int,
+    transports: Mapping[tuple[int, ...], Transport],
+    device: torch.device,
+    explain: Explain | None = None,
+) -> RankStep:
+    """Everything that a rank needs; the model's weights are equal on all ranks.
+
+    ``explain`` says why an exchange failed.
+    """
     program, model, dtype = trial.program, trial.model, DTYPES[trial.dtype]
     torch.manual_seed(trial.seed)
     network = PackedDit(model).to(device, dtype)
     text = [shape.text_tokens if model.text.attention == "cross" else 0 for shape in trial.shapes]
     stream = rank_stream(program, rank, text, device)
     meter = CpuMeter(rank) if device.type == "cpu" else EventMeter(rank)
-    engine = Engine(program, rank, transports, select_kernel(device, dtype), dtype=dtype, device=device, recorder=meter)
+    engine = Engine(
+        program, rank, transports, select_kernel(device, dtype), dtype=dtype, device=device, recorder=meter,
+        explain=explain,
+    )  # fmt: skip
     angles = network.angles(token_positions(model, trial.shapes, stream).to(device), accumulation_dtype(dtype))
     return RankStep(network, LayerRun(engine, stream, *angles), _batch(trial, stream, device), _rows(stream), meter)
 
@@ -236,16 +248,19 @@ def run_trial(session: Session, trial: Trial) -> RankTrial:
     """Run a trial on this rank; the process group must be there."""
     communicators = make_communicators(trial.program, session, "all-to-all")
     try:
-        ready = prepare(trial, session.rank, communicators.transports, torch.device("cpu"))
-        return _steps(trial, session.rank, ready, torch.device("cpu"), _most_of_all)
+        ready = prepare(trial, session.rank, communicators.transports, torch.device("cpu"), session.explain)
+        return _steps(trial, session.rank, ready, torch.device("cpu"), lambda value: _most_of_all(session, value))
     finally:
         communicators.close()
 
 
-def _most_of_all(value: int) -> int:
+def _most_of_all(session: Session, value: int) -> int:
     """The largest of the ranks' values; no rank goes on before all have come."""
     values = torch.tensor([value], dtype=torch.long)
-    dist.all_reduce(values, dist.ReduceOp.MAX)
+    try:
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+    except RuntimeError as error:
+        raise session.explain(error, "the meeting before a step", tuple(range(session.num_ranks))) from error
     return int(values.item())
 
 

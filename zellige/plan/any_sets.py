@@ -17,15 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from operator import add
-from typing import NamedTuple
 
-from zellige.plan.any_sets_kernel import NEXT_TARGET, PLACED, REFUTED, SetPlaces, explore
+from zellige.plan.any_sets_kernel import NEXT_TARGET, REFUTED, SetPlaces, explore
 from zellige.plan.bounds import least_time_of
 from zellige.plan.compiled import LARGEST, compiled, is_compiled
 from zellige.plan.layout import Ints, zeros
 from zellige.problem import Kind, Problem
-from zellige.spreads import Spread, WorkFront, most_rounds
+from zellige.spreads import Spread, WorkFront
 
 ANCHORS = 10
 """The longest sequences, which are placed; the rest is sand."""
@@ -46,32 +44,8 @@ MOST_RANKS = 64
 """Beyond, placements are too many for the limit of states, and sequences short against the step."""
 
 
-class Lying(NamedTuple):
-    """A sequence of a bucket on some ranks, at ``time`` ns on each (fewer than any option has there, perhaps)."""
-
-    bucket: str
-    ranks: tuple[int, ...]
-    time: int
-
-
-class Fitting(NamedTuple):
-    """The anchors on ranks, with no rank above ``target``, and ``limit``, the most ring rounds that they need."""
-
-    anchors: tuple[Lying, ...]
-    target: int
-    limit: int
-
-
-class Searched(NamedTuple):
-    """A bound, and of placements that were met the one that promises the shortest step (``reached``, ns), if any."""
-
-    bound: int
-    reached: int
-    fitting: Fitting | None
-
-
-def search_any_sets(problem: Problem, known: int, reached: int) -> Searched:
-    """The bound in ns, between ``known``, which is one, and ``reached``, a plan's makespan; and what was met.
+def any_sets_bound(problem: Problem, known: int, reached: int) -> int:
+    """The bound in ns, between ``known``, which is one, and ``reached``, a plan's makespan.
 
     It holds for plans whose sequences each fit into a rank's memory alone, which all do that fit. What holds for a kind
     of plans holds for those of fewer ring rounds: their options are among its own. So the widest kind is searched
@@ -79,29 +53,26 @@ def search_any_sets(problem: Problem, known: int, reached: int) -> Searched:
     """
     cluster = problem.cluster
     if cluster.num_ranks > MOST_RANKS or cluster.num_ranks * reached >= LARGEST:
-        return Searched(known, reached, None)
+        return known
     kinds = [kind for kind in problem.kinds if all(kind.spreads[name] for name in problem.numbers)]
     calls = [
         problem.shared_calls_ns(cluster.num_ranks, cluster.num_nodes, kind.fewest) if kind.fewest else 0
         for kind in kinds
     ]
     lows = [max(least_time_of(problem, kind.fronts), known - paid) for kind, paid in zip(kinds, calls, strict=True)]
-    best, fitting = reached, None
     place, searched = len(kinds) - 1, set[int]()
     while place not in searched and len(searched) < MOST_KINDS and lows[place] + calls[place] < reached:
         searched.add(place)
         paid = min(calls[: place + 1]) if not searched - {place} else calls[place]
-        least, met, target = _halved(problem, kinds[place], lows[place], reached - paid)
+        least = _halved(problem, kinds[place], lows[place], reached - paid)
         lows[: place + 1] = [max(low, least) for low in lows[: place + 1]]
-        if met is not None and target + calls[place] < best:
-            best, fitting = target + calls[place], Fitting(met, target, most_rounds(kinds[place].fewest))
         place = min(range(len(kinds)), key=lambda each: lows[each] + calls[each])
-    return Searched(max(known, min(reached, *map(add, lows, calls))), best, fitting)
+    reaches = [low + paid for low, paid in zip(lows, calls, strict=True)]
+    return max(known, min([reached, *reaches]))
 
 
-def _halved(problem: Problem, kind: Kind, low: int, stop: int) -> tuple[int, tuple[Lying, ...] | None, int]:
-    """The bound of a kind of plans, between ``low``, which is one, and ``stop``; the placement of the least target that
-    one was met for, and this target.
+def _halved(problem: Problem, kind: Kind, low: int, stop: int) -> int:
+    """The bound of a kind of plans, between ``low``, which is one, and ``stop``.
 
     The first target is what would make a plan near; then the rest is halved.
     """
@@ -112,7 +83,7 @@ def _halved(problem: Problem, kind: Kind, low: int, stop: int) -> tuple[int, tup
     for name in anchors:
         sand[name] -= 1
     times = sorted({time for name in sand for time in (*fronts[name].times, *(each.time for each in spreads[name]))})
-    most, close, met, target = stop, max(1, (stop - low) >> STEPS), None, stop
+    most, close = stop, max(1, (stop - low) >> STEPS)
     middle = max((low + stop) // 2, stop - (stop >> NEARLY))
     while most - low > close:
         work = sum([count * _least_work(fronts[name], middle) for name, count in sand.items()])
@@ -122,10 +93,8 @@ def _halved(problem: Problem, kind: Kind, low: int, stop: int) -> tuple[int, tup
             low = min([beyond, *times[place : place + 1]])
         else:
             most = middle
-        if verdict == PLACED:
-            target, met = middle, search.placed(anchors)
         middle = (low + most) // 2
-    return min(low, stop), met, target
+    return min(low, stop)
 
 
 def _longest(numbers: Mapping[str, int], fronts: Mapping[str, WorkFront]) -> list[str]:
@@ -150,13 +119,14 @@ class Certificate:
     name: str
     searched: bool = False
 
-    def search(self, reached: int) -> Fitting | None:
-        """Raise the bound towards a plan's makespan; a placement that promises less than that, if one is met."""
+    def search(self, reached: int) -> None:
+        """Raise the bound towards a plan's makespan, once."""
+        if self.searched:
+            return
         self.searched = True
-        found = search_any_sets(self.problem, self.bound, reached)
-        if found.bound > self.bound:
-            self.bound, self.name = found.bound, "B6 any rank sets"
-        return found.fitting
+        found = any_sets_bound(self.problem, self.bound, reached)
+        if found > self.bound:
+            self.bound, self.name = found, "B6 any rank sets"
 
     def is_near(self, makespan: int, power: int) -> bool:
         """Whether a makespan is within 2**-``power`` of the bound."""
@@ -192,23 +162,6 @@ class SetSearch:
         search = compiled("zellige.plan.any_sets_kernel", "explore") if is_compiled() else explore
         verdict = search(target, MOST_STATES, sand, self.array, places)
         return int(verdict), int(self.array[places.numbers + NEXT_TARGET])
-
-    def placed(self, names: Sequence[str]) -> tuple[Lying, ...]:
-        """Where the anchors, of these buckets, are in a placement that was just met: each depth's choice again, with
-        the names of ranks, which states do not have."""
-        at, array = self.places, self.array
-        size, per_node = at.num_nodes * at.per_node, at.per_node
-        nodes = [[(0, rank) for rank in range(first, first + per_node)] for first in range(0, size, per_node)]
-        found = []
-        for depth, name in enumerate(names):
-            time, taken, base = int(array[at.rung_time + array[at.path_rung + depth]]), set[int](), depth * size
-            for place in range(base, base + int(array[at.path_count + depth])):
-                node, load = nodes[int(array[at.class_node + place])], int(array[at.class_load + place])
-                taken.update([rank for ns, rank in node if ns == load][: int(array[at.class_taken + place])])
-            found.append(Lying(name, tuple(sorted(taken)), time))
-            nodes = [sorted([(ns + time if rank in taken else ns, rank) for ns, rank in node]) for node in nodes]
-            nodes.sort(key=lambda node: [ns for ns, _ in node])
-        return tuple(found)
 
 
 @lru_cache(maxsize=1024)

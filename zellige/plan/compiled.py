@@ -1,7 +1,7 @@
 """The planner's inner loops compiled by numba, where it is installed (extra ``fast``) and many plans are to come.
 
 Compiled or not, a plan is the same byte for byte. Loading compiled loops takes about a second in a new process, and
-compiling them about half a minute the first time on a machine; then they are kept beside the sources or in numba's
+compiling them about a minute the first time on a machine; then they are kept beside the sources or in numba's
 cache folder, if either can be written. So a single plan is made without.
 """
 

@@ -67,13 +67,13 @@ def draft(task: Task, anchors: dict[str, int], *, binds: bool) -> Draft | None:
     if placed is None:
         return None
     lower = placed[0].found.lower if len(placed) == 1 else task.start
-    result = fill(task, anchors, pods, placed, sand)
+    result = _fill(task, anchors, pods, placed, sand)
     if len(placed) == 1 and binds:
         for chosen, target in placed[0].found.others:
             if result is not None and result.longest <= target:
                 break
             other = placed[0]._replace(found=placed[0].found._replace(chosen=chosen, target=target))
-            result = faster(result, fill(task, anchors, pods, [other], sand))
+            result = faster(result, _fill(task, anchors, pods, [other], sand))
     freely = len(pods) > 1 and not binds and task.problem.engine == "coalesced"
     origin = FREE if freely else BLOCKS
     return None if result is None else dataclasses.replace(result, lower=lower, origin=origin)
@@ -104,7 +104,7 @@ def draft_freely(
     found = place_freely(search, task.start, below)
     if found is None:
         return None, False
-    result = fill(task, anchors, [], [Placed(0, names, Found(*found, task.start))], sand, loose_only=True)
+    result = _fill(task, anchors, [], [Placed(0, names, Found(*found, task.start))], sand, loose_only=True)
     if result is None:
         return None, True
     return dataclasses.replace(result, lower=task.start, origin=FREE), False
@@ -140,7 +140,7 @@ def faster(one: Draft | None, other: Draft | None) -> Draft | None:
     return other if other.longest < one.longest else one
 
 
-def fill(
+def _fill(
     task: Task,
     anchors: dict[str, int],
     pods: Sequence[tuple[int, Pod]],

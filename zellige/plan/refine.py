@@ -83,7 +83,8 @@ class Book:
         """The figures of the rungs so far."""
         size = len(self.rungs)
         if size not in self._tables:
-            work, time, degree, nodes, kept, live, _ = map(list, zip(*self.rungs, strict=True))
+            columns = list(map(list, zip(*self.rungs, strict=True))) or [[] for _ in Rung._fields]
+            work, time, degree, nodes, kept, live, _ = columns
             firsts = [0, *self.last[:-1]]
             self._tables[size] = Table(work, time, degree, nodes, kept, live, firsts, self.last, self.alone)
         return self._tables[size]

@@ -11,7 +11,6 @@ from zellige.plan.bounds import best_bound, least_time_of
 from zellige.plan.chain import SLACK, calls_ns, chain_ns
 from zellige.plan.choice import choose, split_ways
 from zellige.plan.drafts import CLOSE, draft, draft_freely, faster, floored, polish
-from zellige.plan.fitted import draft_fitted
 from zellige.plan.search import Budget
 from zellige.plan.search_kernel import NEVER
 from zellige.plan.task import ONE_POD, Draft, Floors, Task, block_choices, make_task
@@ -78,7 +77,7 @@ def plan_zellige(problem: Problem) -> Plan:
     if not drafts:
         raise NoRoomError("memory allows no plan", fix="fewer sequences a step, more ranks, or more micro-steps")
     fastest, _ = min(drafts, key=_makespan)
-    if not known.searched and not known.is_near(fastest, NEAR):
+    if not known.is_near(fastest, NEAR):
         known.search(fastest)
     chosen = choose(problem, drafts)
     exact = problem.engine != "group"
@@ -187,8 +186,8 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
     rungs = problem.rungs_within[family.limit] if family.limit else _whole_only(problem)
     free, binds = _free_draft(problem, family, rungs)
     if free is not None:
-        fitted = _fitted_draft(problem, family, rungs, known, free)
-        free = free if fitted is None or fitted.longest >= free.longest else fitted
+        if not known.is_near(_step(problem, free), NEAR):
+            known.search(_step(problem, free))
         if _is_near(problem, family, known, free) and not _waits(problem, free):
             return [free], family.least
     attempt = Attempt([free] if free is not None else [], NEVER, binds)
@@ -199,10 +198,6 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
         budget.nodes -= part
         attempt = _adapt(task, attempt, SHARES[:2] if free is not None else SHARES)
         fastest = min(attempt.drafts, key=_longest, default=None)
-        fitted = _fitted_draft(problem, family, rungs, known, fastest)
-        if fitted is not None:
-            attempt.drafts.append(fitted)
-            fastest = faster(fastest, fitted)
         if fastest is not None and _is_near(problem, family, known, fastest):
             break
     drafts = attempt.drafts
@@ -221,19 +216,6 @@ def _step(problem: Problem, draft: Draft) -> int:
 def _is_near(problem: Problem, family: Family, known: Certificate, draft: Draft) -> bool:
     """Whether a draft is within 0.4 % of the family's least time, or its makespan of what any plan takes."""
     return draft.longest <= family.least + (family.least >> NEAR) or known.is_near(_step(problem, draft), NEAR)
-
-
-def _fitted_draft(
-    problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]], known: Certificate, best: Draft | None
-) -> Draft | None:
-    """What the search over any rank sets promises below the best draft, as a draft; it raises the bound as well. Once,
-    and where the draft is not near: else None."""
-    if best is None or known.searched or known.is_near(_step(problem, best), NEAR):
-        return None
-    fitting = known.search(_step(problem, best))
-    if fitting is None or problem.engine != "coalesced":
-        return None
-    return draft_fitted(Task(problem, rungs, problem.numbers, family.least, frozenset(), Budget(0)), fitting)
 
 
 def _waits(problem: Problem, free: Draft) -> bool:
