@@ -63,6 +63,10 @@ def profile_command(
 ) -> None:
     """Measure the prices of a batch's buckets on this machine (resumable), or say what that would take."""
     if estimate:
+        if out is not None:
+            raise UsageError(
+                "--estimate measures nothing and writes no table", where="--out", fix="leave one of them out"
+            )
         _estimate(batch, cluster, model, checkpoint, device, json, links=not no_links)
         return
     if out is None:

@@ -14,7 +14,7 @@ from zellige.calibration import calibrated
 from zellige.catalog import load_cluster
 from zellige.cluster import LINK_OPS
 from zellige.collectives import node_rate, provenance
-from zellige.errors import BadTimingError, FormatError, ModelMismatchError, TimeLimitError
+from zellige.errors import BadTimingError, FormatError, ModelMismatchError, TimeLimitError, UsageError
 from zellige.files import canonical_json, decode_json
 from zellige.measuring import require_here
 from zellige.op_terms import OUTSIDE
@@ -29,6 +29,7 @@ from zellige.profile.timing import LinkResult, ProbeResult, Sample
 from zellige.shards import WHOLE
 from zellige.sim.state import GRADIENT_BYTES, PARAMETER_BYTES, state_traffic
 from zellige.validation_report import estimate_lines
+from zellige.workload import make_bucket
 
 
 class Clock:
@@ -361,3 +362,18 @@ def test_one_bucket_alone_is_priced_apart_from_its_calls(tmp_path: Path) -> None
     dry = without_wire(make(place, tmp_path / "t.json", core_only(place)), place.model, place.cluster)
     whole = next(row.price for row in dry.rows if row.config == WHOLE)
     assert whole.packed_ns == pytest.approx(true_ns(place, Probe(place.buckets[0], WHOLE)), rel=0.05)
+
+
+def test_a_batch_that_no_split_fits_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    place = setting()
+    short = place._replace(buckets=(make_bucket(place.model, 16, 16, 1),))
+    measured: list[Probe] = []
+
+    def measure(probe: Probe) -> ProbeResult:
+        measured.append(probe)
+        return made_result(short, probe)
+
+    with pytest.raises(UsageError, match="long enough"):
+        make(short, tmp_path / "t.json", measure=measure)
+    assert not measured
+    assert not (tmp_path / "t.journal.jsonl").exists()

@@ -116,6 +116,12 @@ def core(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[
     return list(dict.fromkeys(found))
 
 
+def unmeasurable(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[ParallelConfig]:
+    """The smallest splits of a kind for which no bucket has tokens enough: nothing could measure what they take."""
+    kinds = _smallest_of_each_kind(legal_configs(model, cluster))
+    return [config for config in kinds if not any(_has_tokens(model, bucket, config) for bucket in buckets)]
+
+
 def _smallest_of_each_kind(configs: Sequence[ParallelConfig]) -> list[ParallelConfig]:
     """The first split with each axis alone, in the order of degrees."""
     kinds: dict[tuple[bool, bool, bool], ParallelConfig] = {}

@@ -21,7 +21,7 @@ from zellige.prices import PriceTable
 from zellige.profile.communication import links_s
 from zellige.profile.estimate import work_estimate
 from zellige.profile.fit import fit_law
-from zellige.profile.grid import Probe, core, probes, required
+from zellige.profile.grid import Probe, core, probes, required, unmeasurable
 from zellige.profile.journal import Journal, JournalHeader, journal_path
 from zellige.profile.table import Measured, Setting, price_table
 from zellige.profile.timing import THROTTLED, LinkResult, Sample, drift
@@ -128,6 +128,12 @@ def profile(
     """
     if not setting.buckets:
         raise UsageError("there is no bucket to measure", fix="give a batch with clips")
+    short = unmeasurable(*setting[:3])
+    if short:
+        raise UsageError(
+            f"no clip here is long enough to be split as {', '.join(map(str, short))}, so its prices cannot be measured",
+            fix="profile a batch with a longer clip; its table prices these buckets as well if they are in it",
+        )
     header = JournalHeader(
         host=host,
         model=setting.model.name,
