@@ -131,7 +131,7 @@ def profile(
     short = unmeasurable(*setting[:3])
     if short:
         raise UsageError(
-            f"no clip here is long enough to be split as {', '.join(map(str, short))}, so its prices cannot be measured",
+            f"no clip here is long enough to be split as {', '.join(map(str, short))}: nothing measures such splits",
             fix="profile a batch with a longer clip; its table prices these buckets as well if they are in it",
         )
     header = JournalHeader(
