@@ -349,7 +349,7 @@ def test_probes_cover_every_pair_once() -> None:
     place = setting("cpux4")
     wanted = probes(*place[:3])
     assert len(set(wanted)) == len(wanted)
-    pairs = {(p.bucket, p.config) for p in wanted if p.count == 1 and not p.beside and p.layers == PROBE_LAYERS}
+    pairs = {(p.bucket, p.config) for p in wanted if p.count == 1 and p.is_plain and p.layers == PROBE_LAYERS}
     assert pairs == {(b, c) for b in place.buckets for c in legal_configs(place.model, place.cluster)}
     assert {p.config for p in required(*place[:3])} == set(legal_configs(place.model, place.cluster))
     assert len({p.key for p in wanted}) == len(wanted)

@@ -49,7 +49,12 @@ def test_samples_of_ranks_are_averaged() -> None:
 def test_probes_are_measured_by_ranks_that_exchange() -> None:
     place = setting()
     small, large = place.buckets[0], place.buckets[2]
-    wanted = [Probe(small, WHOLE, 3), Probe(large, ParallelConfig(h=2), 2, 1), Probe(small, ParallelConfig(k=2), 4)]
+    wanted = [
+        Probe(small, WHOLE, 3),
+        Probe(large, ParallelConfig(h=2), 2, 1),
+        Probe(small, ParallelConfig(k=2), 4),
+        Probe(large, ParallelConfig(q=2), others=((small, 2),)),
+    ]
     with probe_measure(place.model, "full", "cpu", "fp32", together=2) as measure:
         found = [measure(probe) for probe in wanted]
     for probe, result in zip(wanted, found, strict=True):

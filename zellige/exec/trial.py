@@ -11,15 +11,15 @@ of a GPU by events on its stream. A whole step is also timed by the wall clock.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
 
 from zellige.exec.attention import Engine, Explain
 from zellige.exec.data import RankBatch, SequenceShape, draw_sample, rank_batch, token_positions
@@ -29,9 +29,10 @@ from zellige.exec.kernels import accumulation_dtype
 from zellige.exec.layer import LayerRun
 from zellige.exec.live_memory import Peak, cpu_peak, cuda_peak
 from zellige.exec.meters import CpuMeter, EventMeter, Meter
+from zellige.exec.pace import Pace
 from zellige.exec.session import Backend, Session, connected, fingerprint
 from zellige.exec.stream import RankStream, rank_stream
-from zellige.exec.transports import Transport
+from zellige.exec.transports import Communicators, Transport
 from zellige.model import ModelSpec
 from zellige.program import Program
 
@@ -39,7 +40,8 @@ from zellige.program import Program
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What to run: ``shapes`` by segment of the program; the first ``warm_ups`` steps are not reported.
 
-    Beyond ``repeats`` come more steps, up to ``most``, while those of the slowest rank add up to less than ``box_ns``.
+    Beyond ``repeats`` come more steps, up to ``most``, while those of the slowest rank add up to less than ``box_ns``
+    (where a trial has the ranks to itself: several in turn run ``repeats`` steps each).
     ``memory`` counts what tensors need, in the first step that warms up, which takes longer for it.
     """
 
@@ -168,14 +170,14 @@ def prepare(
     transports: Mapping[tuple[int, ...], Transport],
     device: torch.device,
     explain: Explain | None = None,
+    network: PackedDit | None = None,
 ) -> RankStep:
     """Everything that a rank needs; the model's weights are equal on all ranks.
 
-    ``explain`` says why an exchange failed.
+    ``explain`` says why an exchange failed; ``network`` is the model, where it is there already.
     """
     program, model, dtype = trial.program, trial.model, DTYPES[trial.dtype]
-    torch.manual_seed(trial.seed)
-    network = PackedDit(model).to(device, dtype)
+    network = make_network(trial, device) if network is None else network
     text = [shape.text_tokens if model.text.attention == "cross" else 0 for shape in trial.shapes]
     stream = rank_stream(program, rank, text, device)
     meter = CpuMeter(rank) if device.type == "cpu" else EventMeter(rank)
@@ -185,6 +187,12 @@ def prepare(
     )  # fmt: skip
     angles = network.angles(token_positions(model, trial.shapes, stream).to(device), accumulation_dtype(dtype))
     return RankStep(network, LayerRun(engine, stream, *angles), _batch(trial, stream, device), _rows(stream), meter)
+
+
+def make_network(trial: Trial, device: torch.device) -> PackedDit:
+    """The model of a trial, its weights drawn from the seed."""
+    torch.manual_seed(trial.seed)
+    return PackedDit(trial.model).to(device, DTYPES[trial.dtype])
 
 
 def _batch(trial: Trial, stream: RankStream, device: torch.device) -> RankBatch:
@@ -225,11 +233,11 @@ def pinned(rank: int) -> Iterator[None]:
 
 
 def trial_task(session: Session, payload: bytes) -> bytes:
-    """A rank's part of several trials, one after another (for :func:`zellige.exec.launch.run_ranks`)."""
+    """A rank's part of several trials, in turn (for :func:`zellige.exec.launch.run_ranks`)."""
     trials = msgspec.json.decode(payload, type=list[Trial])
     shown = fingerprint(trials[0].program, trials=str(len(trials)))
     with pinned(session.rank), connected(session, trials[0].backend, shown):
-        return msgspec.json.encode([run_trial(session, trial) for trial in trials])
+        return msgspec.json.encode(run_in_rounds(session, trials))
 
 
 def staying_task(session: Session, payload: bytes) -> bytes:
@@ -242,6 +250,77 @@ def staying_task(session: Session, payload: bytes) -> bytes:
     with pinned(session.rank), connected(session, "gloo", {"torch": str(torch.__version__)}):
         session.serve(answer)
     return b""
+
+
+def run_in_rounds(session: Session, trials: Sequence[Trial]) -> list[RankTrial]:
+    """A step of each trial, then the next of each: what slows a machine down for seconds meets all of them alike.
+
+    So steps also find the caches that another program left, as they do in training. The process group must be there.
+    """
+    device = torch.device("cpu")
+    sets = [exchange.ranks for trial in trials for exchange in trial.program.exchanges if not exchange.is_local]
+    with contextlib.closing(
+        Communicators(sets, "all-to-all", timeout=datetime.timedelta(seconds=session.timeout_s))
+    ) as communicators:
+        networks: dict[tuple[ModelSpec, DTypeName, int], PackedDit] = {}
+        running = []
+        for trial in trials:
+            key = (trial.model, trial.dtype, trial.seed)
+            networks.setdefault(key, make_network(trial, device))
+            ready = prepare(
+                trial, session.rank, communicators.transports, device, session.explain, network=networks[key]
+            )
+            running.append(Running(trial, ready))
+        pace = Pace(device)
+        for number in range(max(trial.warm_ups + trial.repeats for trial in trials)):
+            for each in running:
+                if number < each.trial.warm_ups + each.trial.repeats:
+                    _most_of_all(session, 0)
+                    each.step(number, pace, lambda: _most_of_all(session, 0))
+        return [each.result(session.rank) for each in running]
+
+
+NOTHING = Peak(0, 0)
+
+
+@dataclass
+class Running:
+    """A trial that is on its way: what its steps so far have measured."""
+
+    trial: Trial
+    ready: RankStep
+    steps: list[StepTimes] = field(default_factory=list)
+    peak: Peak = NOTHING
+
+    def step(self, number: int, pace: Pace, meet: Callable[[], object] = lambda: None) -> None:
+        """Step ``number``: one that warms up, or one that is measured, the pace taken on both sides of it.
+
+        ``meet`` brings ranks together behind the first of these.
+        """
+        if number < self.trial.warm_ups:
+            if self.trial.memory and number == 0:
+                self.peak = self.ready.memory()
+            else:
+                self.ready.timed()
+            return
+        pace.renew()
+        meet()
+        self.measure(pace)
+
+    def measure(self, pace: Pace) -> None:
+        """A step, with the pace that was taken last (before it) and the pace behind it."""
+        done = self.ready.timed()
+        self.steps.append(msgspec.structs.replace(done, pace_ns=pace.between()))
+
+    def result(self, rank: int) -> RankTrial:
+        """What the rank measured."""
+        return RankTrial(
+            rank=rank,
+            steps=tuple(self.steps),
+            weight_bytes=sum(weight.numel() * weight.element_size() for weight in self.ready.model.parameters()),
+            peak_bytes=self.peak.peak_bytes,
+            kept_bytes=self.peak.kept_bytes,
+        )
 
 
 def run_trial(session: Session, trial: Trial) -> RankTrial:
@@ -272,68 +351,16 @@ def run_one_alone(trial: Trial, rank: int, device: torch.device) -> RankTrial:
 
 def _steps(trial: Trial, rank: int, ready: RankStep, device: torch.device, most: Callable[[int], int]) -> RankTrial:
     """All steps of a rank; ``most`` meets the other ranks and finds the largest of a value."""
-    pace, peak = Pace(device), Peak(0, 0)
+    pace, running = Pace(device), Running(trial, ready)
     for number in range(trial.warm_ups):
         most(0)
-        if trial.memory and number == 0:
-            peak = ready.memory()
-        else:
-            ready.timed()
-    steps: list[StepTimes] = []
+        running.step(number, pace)
 
     def goes_on() -> bool:
-        spent = most(sum(step.own_ns for step in steps))
-        return len(steps) < trial.repeats or (len(steps) < trial.most and spent < trial.box_ns)
+        taken = running.steps
+        spent = most(sum(step.own_ns for step in taken))
+        return len(taken) < trial.repeats or (len(taken) < trial.most and spent < trial.box_ns)
 
     while goes_on():
-        steps.append(pace.around(ready.timed))
-    return RankTrial(
-        rank=rank,
-        steps=tuple(steps),
-        weight_bytes=sum(weight.numel() * weight.element_size() for weight in ready.model.parameters()),
-        peak_bytes=peak.peak_bytes,
-        kept_bytes=peak.kept_bytes,
-    )
-
-
-PACE_TOKENS, PACE_WIDTH, PACE_HEADS, PACE_LENGTH = 1000, 128, 4, 400
-"""The reference work: an MLP of so many tokens twice, and attention of so many three times. Some 10 ms on one core.
-
-It slows down as a step does where a machine's neighbours take cache and memory from it (measured on a shared machine: a
-step's time goes with the 0.98th power of it), which products of small matrices alone do not.
-"""
-
-
-class Pace:
-    """A fixed piece of work that says how fast a device is just now."""
-
-    def __init__(self, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(0)
-
-        def values(*shape: int) -> Tensor:
-            drawn = torch.randn(shape, generator=generator).to(device)
-            return drawn.div(shape[-1] ** 0.5)
-
-        self._tokens = values(PACE_TOKENS, PACE_WIDTH)
-        self._up, self._down = values(4 * PACE_WIDTH, PACE_WIDTH), values(PACE_WIDTH, 4 * PACE_WIDTH)
-        self._heads = values(1, PACE_HEADS, PACE_LENGTH, PACE_WIDTH // PACE_HEADS)
-        self._meter = CpuMeter(0) if device.type == "cpu" else EventMeter(0)
-        self.now()
-        self._last = self.now()
-
-    def now(self) -> int:
-        """Nanoseconds that the work takes."""
-        self._meter.restart()
-        with torch.no_grad():
-            for _ in range(2):
-                wide = functional.linear(functional.layer_norm(self._tokens, (PACE_WIDTH,)), self._up)
-                functional.linear(functional.gelu(wide, approximate="tanh"), self._down)
-            for _ in range(3):
-                functional.scaled_dot_product_attention(self._heads, self._heads, self._heads)
-        return self._meter.stop()[1]
-
-    def around(self, step: Callable[[], StepTimes]) -> StepTimes:
-        """A step, with the pace before it (which is that behind the step before) and behind it."""
-        done, before = step(), self._last
-        self._last = self.now()
-        return msgspec.structs.replace(done, pace_ns=(before + self._last) // 2)
+        running.measure(pace)
+    return running.result(rank)

@@ -19,7 +19,7 @@ from zellige.errors import MissingExtraError
 from zellige.memory import Checkpoint
 from zellige.model import ModelSpec
 from zellige.op_terms import KEPT, LIVE, kept_terms, live_terms
-from zellige.profile.grid import Probe, probe_program
+from zellige.profile.grid import Probe, probe_buckets, probe_program
 from zellige.profile.host import local_host
 from zellige.profile.timing import ProbeResult, Sample, Step, median, merged, operations, samples_of, spread
 from zellige.program import Program
@@ -117,13 +117,13 @@ def trial_of(probe: Probe, model: ModelSpec, checkpoint: Checkpoint, dtype: DTyp
 
     program = probe_program(probe, model, checkpoint, num_ranks)
     geometry = msgspec.structs.replace(model.geometry, num_layers=program.num_layers, num_single_layers=0)
-    bucket = probe.bucket
-    grid = model.grid(bucket.width, bucket.height, bucket.num_frames)
+    buckets = probe_buckets(probe, model, num_ranks)
+    grids = {name: model.grid(bucket.width, bucket.height, bucket.num_frames) for name, bucket in buckets.items()}
     return Trial(
         program=program,
         model=msgspec.structs.replace(model, geometry=geometry),
         shapes=tuple(
-            SequenceShape(sequence=segment.sequence, grid=grid, text_tokens=model.text.tokens)
+            SequenceShape(sequence=segment.sequence, grid=grids[segment.sequence], text_tokens=model.text.tokens)
             for segment in program.segments
         ),
         dtype=dtype,

@@ -104,8 +104,11 @@ def work_estimate(setting: Setting, probe: Probe) -> int:
     """Nanoseconds of a probe's step by analytic prices: the work of its rank, without exchanges."""
     layers = min(probe.layers, setting.model.geometry.num_layers)
     split = _layer_ns(setting.model, setting.cluster, probe.bucket, probe.config, setting.checkpoint)
-    whole = _layer_ns(setting.model, setting.cluster, probe.bucket, WHOLE, setting.checkpoint)
-    return layers * (probe.count * split + probe.beside * whole)
+    whole = [
+        count * _layer_ns(setting.model, setting.cluster, bucket, WHOLE, setting.checkpoint)
+        for bucket, count in ((probe.bucket, probe.beside), *probe.others)
+    ]
+    return layers * (probe.count * split + sum(whole))
 
 
 @lru_cache(maxsize=4096)

@@ -34,8 +34,8 @@ PROBE_LAYERS = 2
 class Probe(msgspec.Struct, frozen=True):
     """``count`` sequences of a bucket under one configuration, on as many ranks as it splits into.
 
-    ``beside`` more of them are whole on each rank, as a plan would fill the waits of a split. Of ``layers`` a step runs
-    as many as the model has.
+    ``beside`` more of them are whole on each rank, as a plan would fill the waits of a split, and so are ``others``:
+    buckets, and how many of each. Of ``layers`` a step runs as many as the model has.
     """
 
     bucket: Bucket
@@ -43,12 +43,22 @@ class Probe(msgspec.Struct, frozen=True):
     count: int = 1
     beside: int = 0
     layers: int = PROBE_LAYERS
+    others: tuple[tuple[Bucket, int], ...] = ()
 
     @property
     def key(self) -> str:
-        """``1280x720x9:h2k2*1+0``, the name of the probe in journals; ``@1`` behind it where it has one layer."""
+        """``1280x720x9:h2k2*1+0``, the name of the probe in journals; ``@1`` behind it where it has one layer.
+
+        Other buckets follow: ``1280x720x9:h2k2*1+0,256x256x1*16``.
+        """
         depth = "" if self.layers == PROBE_LAYERS else f"@{self.layers}"
-        return f"{self.bucket.name}:{self.config}*{self.count}+{self.beside}{depth}"
+        others = "".join(f",{bucket.name}*{count}" for bucket, count in self.others)
+        return f"{self.bucket.name}:{self.config}*{self.count}+{self.beside}{depth}{others}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is of one bucket and one configuration."""
+        return not self.beside and not self.others
 
     @property
     def rank(self) -> int:
@@ -62,22 +72,38 @@ def probe_program(probe: Probe, model: ModelSpec, checkpoint: Checkpoint, num_ra
     With more, ``num_ranks``, each next run of ranks does the same beside it, and what is left over has nothing to do.
     """
     geometry = model.geometry
-    length = model.sequence_length(probe.bucket.num_tokens)
-    degree = probe.config.degree
-    assignments = []
-    for first in range(0, max(num_ranks, degree) - degree + 1, degree):
-        ranks = tuple(range(first, first + degree))
-        assignments += [Assignment(f"s{first}.{i}", length, probe.config, ranks) for i in range(probe.count)]
-        assignments += [
-            Assignment(f"w{rank}.{i}", length, WHOLE, (rank,)) for rank in ranks for i in range(probe.beside)
-        ]
     return build_program(
-        assignments,
+        [assignment for assignment, _ in _members(probe, model, num_ranks)],
         Heads(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim),
-        num_ranks=max(num_ranks, degree),
+        num_ranks=max(num_ranks, probe.config.degree),
         num_layers=min(probe.layers, geometry.num_layers),
         checkpoint=checkpoint,
     )
+
+
+def probe_buckets(probe: Probe, model: ModelSpec, num_ranks: int = 0) -> dict[str, Bucket]:
+    """The bucket of every sequence of a probe's program, by name."""
+    return {assignment.sequence: bucket for assignment, bucket in _members(probe, model, num_ranks)}
+
+
+def _members(probe: Probe, model: ModelSpec, num_ranks: int) -> list[tuple[Assignment, Bucket]]:
+    """What runs where: sequences with their ranks, and their buckets."""
+    degree = probe.config.degree
+    whole = [(probe.bucket, probe.beside), *probe.others]
+    members: list[tuple[str, Bucket, ParallelConfig, tuple[int, ...]]] = []
+    for first in range(0, max(num_ranks, degree) - degree + 1, degree):
+        ranks = tuple(range(first, first + degree))
+        members += [(f"s{first}.{i}", probe.bucket, probe.config, ranks) for i in range(probe.count)]
+        members += [
+            (f"w{rank}.{kind}.{i}", bucket, WHOLE, (rank,))
+            for rank in ranks
+            for kind, (bucket, count) in enumerate(whole)
+            for i in range(count)
+        ]
+    return [
+        (Assignment(name, model.sequence_length(bucket.num_tokens), config, ranks), bucket)
+        for name, bucket, config, ranks in members
+    ]
 
 
 def probes(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[Probe]:
@@ -135,11 +161,12 @@ def _smallest_of_each_kind(configs: Sequence[ParallelConfig]) -> list[ParallelCo
 def required(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> list[Probe]:
     """Probes that tell apart what calls, sequences, tokens and pairs cost.
 
-    Stages as full as a plan's (:func:`crowds`); every bucket whole as several together; every split on buckets of
-    different lengths in turn: beside whole sequences, as several together, and alone; every bucket whole alone.
+    Stages as full as a plan's, of all buckets (:func:`mixes`) and of one (:func:`crowds`); every bucket whole as
+    several together; every split on buckets of different lengths in turn: beside whole sequences, as several together,
+    and alone; every bucket whole alone.
     """
     ordered = sorted(buckets, key=lambda bucket: (-bucket.num_tokens, bucket))
-    found = crowds(model, cluster, ordered)
+    found = [*mixes(model, cluster, ordered), *crowds(model, cluster, ordered)]
     for place, bucket in enumerate(ordered):
         copies = min(MOST_COPIES, ordered[0].num_tokens // bucket.num_tokens)
         if bucket == ordered[-1]:
@@ -159,6 +186,20 @@ def required(model: ModelSpec, cluster: Cluster, buckets: Sequence[Bucket]) -> l
     found += [probe for turn in turns for probe in turn]
     found += [Probe(bucket, WHOLE) for bucket in ordered]
     return list(dict.fromkeys(found))
+
+
+def mixes(model: ModelSpec, cluster: Cluster, longest_first: Sequence[Bucket]) -> list[Probe]:
+    """All buckets at once, as in a batch: whole, each of about as many tokens; and beside a split of the longest.
+
+    Programs of one bucket take a few per cent less than their share of a batch, in which lengths change all the time.
+    """
+    first, *rest = longest_first
+    if not rest:
+        return []
+    fill = CROWD * first.num_tokens // len(longest_first)
+    others = tuple((bucket, max(1, min(MOST_COPIES, fill // bucket.num_tokens))) for bucket in rest)
+    configs = [WHOLE, *_smallest_of_each_kind(legal_configs(model, cluster))[:1]]
+    return [Probe(first, config, others=others) for config in configs if _has_tokens(model, first, config)]
 
 
 def crowds(model: ModelSpec, cluster: Cluster, longest_first: Sequence[Bucket]) -> list[Probe]:

@@ -218,7 +218,7 @@ def _rows(
 ) -> Iterable[PriceRow]:
     laws = {law.key: law for law in calibration.laws}
     longest = max(bucket.num_tokens for bucket in setting.buckets)
-    tried = [probe for probe in probes(*setting[:3]) if probe.key in known and not probe.beside]
+    tried = [probe for probe in probes(*setting[:3]) if probe.key in known and probe.is_plain]
     alike = [probe for probe in tried if probe.layers == PROBE_LAYERS]
     most_of = {(probe.bucket, probe.config): probe for probe in sorted(alike, key=lambda probe: probe.count)}
     for bucket in setting.buckets:
