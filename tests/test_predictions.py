@@ -25,7 +25,7 @@ from zellige.interference import (
 )
 from zellige.measured_ops import outside_ns
 from zellige.placement import Plan, Problem, rank_costs
-from zellige.predictions import Predictor, interference_table, measured_calibration, predict_all
+from zellige.predictions import PlanPace, Predictor, interference_table, measured_calibration, predict_all
 from zellige.prices import PriceTable
 from zellige.program import lower
 from zellige.program_parts import PASSES
@@ -239,7 +239,7 @@ def test_a_chain_is_the_split_work_of_the_slowest_ranks(problem: Problem, plans:
 
 def test_event_predictions_wait_and_sums_do_not(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
     runs = made_runs(problem, plans)
-    found = predict_all(runs, problem, [1.0] * len(plans))
+    found = predict_all(runs, problem, [PlanPace()] * len(plans))
     for additive, event in zip(found["additive"], found["event"], strict=True):
         assert event.replay_ns <= event.makespan_ns
         assert event.replay_ns >= max(event.rank_ns)
@@ -270,7 +270,7 @@ def test_with_interference_both_models_have_the_same_ranks(problem: Problem, pla
     runs = longer(
         made_runs(problem, plans), lambda plan: [3_000_000 * count.splits for count in rank_counts(plan, problem)]
     )
-    found = predict_all(runs, problem, [1.0] * len(plans))
+    found = predict_all(runs, problem, [PlanPace()] * len(plans))
     for additive, event in zip(found["additive+interference"], found["event+interference"], strict=True):
         assert event.rank_ns == pytest.approx(additive.rank_ns, abs=4)
         assert event.replay_ns >= additive.replay_ns - 4

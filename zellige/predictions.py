@@ -36,6 +36,18 @@ DRAWS = 9
 """Steps that are simulated for the usual one: ranks wait for whichever is slower, which takes longer than the mean."""
 
 
+class PlanPace(NamedTuple):
+    """What work took while a plan ran over what it took in the profile: usually, and on the slowest rank of a step."""
+
+    usual: float = 1.0
+    slowest: float = 1.0
+
+
+def plan_pace(observed: Observed, calibration: Calibration) -> PlanPace:
+    """The pace of a plan's ranks against that of a table."""
+    return PlanPace(observed.pace_ns / calibration.pace_ns, observed.slowest_pace_ns / calibration.pace_ns)
+
+
 class Prediction(NamedTuple):
     """A step as predicted, with and without what travels; ranks without waiting, and their memory."""
 
@@ -53,8 +65,8 @@ def measured_calibration(problem: Problem) -> Calibration:
     return calibration
 
 
-def predict_all(runs: Runs, problem: Problem, paces: Sequence[float]) -> dict[ModelName, list[Prediction]]:
-    """Predictions of every plan by every model, at the pace of each."""
+def predict_all(runs: Runs, problem: Problem, paces: Sequence[PlanPace]) -> dict[ModelName, list[Prediction]]:
+    """Predictions of every plan by every model, at its pace; makespans by the clock are at that of the slowest rank."""
     plans = runs.plans
     plain = Predictor(problem)
     found: dict[ModelName, list[Prediction]] = {
@@ -135,17 +147,17 @@ def _ends(report: SimReport, outside: Sequence[int]) -> tuple[int, ...]:
     return tuple(report.step_time_ns - rank.idle_ns + more for rank, more in zip(report.ranks, outside, strict=True))
 
 
-def _at_pace(prediction: Prediction, pace: float) -> Prediction:
+def _at_pace(prediction: Prediction, pace: PlanPace) -> Prediction:
     return Prediction(
-        round(prediction.makespan_ns * pace),
-        round(prediction.replay_ns * pace),
-        tuple(round(each * pace) for each in prediction.rank_ns),
+        round(prediction.makespan_ns * pace.slowest),
+        round(prediction.replay_ns * pace.usual),
+        tuple(round(each * pace.usual) for each in prediction.rank_ns),
         prediction.memory_bytes,
     )
 
 
 def _fit(
-    places: Sequence[int], additive: Sequence[Prediction], runs: Runs, problem: Problem, paces: Sequence[float]
+    places: Sequence[int], additive: Sequence[Prediction], runs: Runs, problem: Problem, paces: Sequence[PlanPace]
 ) -> Interference:
     """Interference from the ranks of some plans: those under the problem's engine, if there are any.
 
@@ -153,15 +165,17 @@ def _fit(
     """
     rows: list[RankCounts] = []
     residuals = []
-    own = [place for place in places if runs.plans[place].engine == problem.engine] or list(places)
-    for place in own:
+    chosen = [place for place in places if runs.plans[place].engine == problem.engine] or list(places)
+    for place in chosen:
         for rank, count in enumerate(rank_counts(runs.plans[place], problem)):
             rows.append(count)
-            residuals.append(runs.observed[place].ranks[rank].own_ns / paces[place] - additive[place].rank_ns[rank])
+            residuals.append(
+                runs.observed[place].ranks[rank].own_ns / paces[place].usual - additive[place].rank_ns[rank]
+            )
     per_split, per_sequence, per_byte, constant = fit_interference(rows, residuals)
     return Interference(
         per_split_ns=per_split, per_sequence_ns=per_sequence, per_byte_ns=per_byte, per_step_ns=constant,
-        plans=len(own), held_out=0.0, held_out_before=0.0,
+        plans=len(chosen), held_out=0.0, held_out_before=0.0,
     )  # fmt: skip
 
 
@@ -171,7 +185,7 @@ def interference_table(table: PriceTable, runs: Runs, problem: Problem) -> Price
     Its header has the errors of the replayed makespans of plans that terms were not fitted on, before and after.
     """
     calibration = measured_calibration(problem)
-    paces = [each.pace_ns / calibration.pace_ns for each in runs.observed]
+    paces = [plan_pace(each, calibration) for each in runs.observed]
     found = predict_all(runs, problem, paces)
     plain = Predictor(problem)
     fitted = _fit(range(len(runs.plans)), [plain.additive(plan) for plan in runs.plans], runs, problem, paces)

@@ -31,7 +31,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A plan as it ran. ``replays_ns`` and ``walls_ns`` have a step each; no walls where ranks ran alone.
 
     ``pace_ns`` is what a fixed piece of work took on the ranks meanwhile, the median; ranks' own times and the replays
-    are at this pace, each step of each rank scaled by its own. Walls are as the clock had them.
+    are at this pace, each step of each rank scaled by its own. Walls are as the clock had them; a step waits for the
+    rank whose core is the slower just then, so ``slowest_pace_ns`` is that of the slowest rank of a step, the median.
     """
 
     label: str
@@ -41,6 +42,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replays_ns: tuple[PositiveInt, ...]
     walls_ns: tuple[PositiveInt, ...]
     pace_ns: PositiveInt
+    slowest_pace_ns: PositiveInt
 
     @property
     def replay_ns(self) -> float:
@@ -56,9 +58,9 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Runs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Observed plans of one set-up, as a file: they can be compared again without running anything."""
 
-    SCHEMA: ClassVar[str] = "zellige.validation_runs/1"
+    SCHEMA: ClassVar[str] = "zellige.validation_runs/2"
 
-    schema: str = "zellige.validation_runs/1"
+    schema: str = "zellige.validation_runs/2"
     cluster: str
     model: str
     cores: PositiveInt
@@ -142,6 +144,7 @@ def observe(label: str, plan: Plan, program: Program, ranks: Sequence[RankTrial]
         replays_ns=tuple(replays),
         walls_ns=tuple(max(step.wall_ns for step in same) for same in steps) if how == "ranks" else (),
         pace_ns=round(pace),
+        slowest_pace_ns=round(statistics.median(max(step.pace_ns for step in same) for same in steps)),
     )
 
 

@@ -18,7 +18,15 @@ import msgspec
 from zellige.errors import UsageError
 from zellige.interference import RankCounts, Residual, fullest_rank, plan_chain_ns, rank_counts, residual_terms
 from zellige.placement import Problem
-from zellige.predictions import MODELS, ModelName, Prediction, measured_calibration, predict_all
+from zellige.predictions import (
+    MODELS,
+    ModelName,
+    PlanPace,
+    Prediction,
+    measured_calibration,
+    plan_pace,
+    predict_all,
+)
 from zellige.sim.agreement import (
     Errors,
     Order,
@@ -128,7 +136,7 @@ def validate(runs: Runs, problem: Problem, *, at_pace: bool = True) -> SetupRepo
     calibration = measured_calibration(problem)
     if len(runs.observed) < 3:
         raise UsageError(f"{len(runs.observed)} plans say nothing about order", fix="run three or more")
-    paces = [each.pace_ns / calibration.pace_ns if at_pace else 1.0 for each in runs.observed]
+    paces = [plan_pace(each, calibration) if at_pace else PlanPace() for each in runs.observed]
     predictions = predict_all(runs, problem, paces)
     timed = problem.cluster.num_ranks <= runs.cores
     loads, threshold = _loads(runs, problem), order_threshold(runs.observed)

@@ -30,8 +30,13 @@ def suite_problem(table: PriceTable) -> Problem:
     return build_problem(batch, cluster=table.header.cluster, model="tiny-dit", prices=table)
 
 
-def made_runs(problem: Problem, plans: list[tuple[str, Plan]], factor: float = 1.0, pace: float = 1.0) -> Runs:
-    """Observations that are ``factor`` times the additive prediction, on a machine of ``pace``."""
+def made_runs(
+    problem: Problem, plans: list[tuple[str, Plan]], factor: float = 1.0, pace: float = 1.0, slowest: float = 1.0
+) -> Runs:
+    """Observations that are ``factor`` times the additive prediction, on a machine of ``pace``.
+
+    Of each step's ranks one is ``slowest`` times as slow as they usually are.
+    """
     calibration = problem.prices.header.calibration
     assert calibration is not None
     dry = without_wires(problem)
@@ -52,6 +57,7 @@ def made_runs(problem: Problem, plans: list[tuple[str, Plan]], factor: float = 1
                 replays_ns=(longest, longest, longest),
                 walls_ns=(2 * longest,) * 3,
                 pace_ns=round(calibration.pace_ns * pace),
+                slowest_pace_ns=round(calibration.pace_ns * pace * slowest),
             )
         )
     return Runs(cluster="cpux8", model="tiny-dit", cores=8, plans=tuple(p for _, p in plans), observed=tuple(observed))
