@@ -111,12 +111,12 @@ class _Run:
 
     def __init__(self, arguments: list[str], options: Any, how: Any, policies: tuple[str, ...]) -> None:
         from zellige.plan import find_policy
-        from zellige.sources import load_setting, read_source
+        from zellige.sources import load_setting, read_sources
 
         for name in policies:
             find_policy(name)
         self.options = options
-        self.sources = [read_source(argument, options) for argument in arguments]
+        self.sources = read_sources(arguments, options)
         pairs = [load_setting(source, options) for source in self.sources]
         refuse_several({(cluster.name, model.name) for cluster, model in pairs})
         self.cluster, self.model = pairs[0]

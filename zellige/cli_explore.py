@@ -52,13 +52,13 @@ def cut_command(
     """The catalog cut: sorted whole prices, then dispersion and plan quality at every number of fillers."""
     from zellige.cuts import explore_cut
     from zellige.report_explore import CUT_LEGEND, PRICES_LEGEND, cut_tables
-    from zellige.sources import build_problems, read_source
+    from zellige.sources import build_problems, read_sources
     from zellige.units import count_of
 
     options = planning_options(
         cluster, model, sharding, checkpoint, None, buckets, keep_fps, prices, batches=batches, seed=seed
     )
-    sources = [read_source(argument, options) for argument in arguments]
+    sources = read_sources(arguments, options)
     problems = [
         dataclasses.replace(problem, engine="group")
         for source in sources

@@ -72,7 +72,7 @@ def plan_command(
     --micro-steps splits a batch that one step cannot hold. --stream plans many batches ahead, a line each as they come.
     """
     from zellige.plan import find_policy
-    from zellige.sources import read_source
+    from zellige.sources import read_sources
 
     find_policy(policy)
     steps = _micro_steps(micro_steps)
@@ -85,7 +85,7 @@ def plan_command(
         cluster, model, sharding, checkpoint, engine, buckets, keep_fps, prices, usp, knapformer, batches, seed,
         settings, device, reserve,
     )  # fmt: skip
-    sources = [read_source(argument, options) for argument in arguments]
+    sources = read_sources(arguments, options)
     if stream:
         _plan_run(sources, options, policy, ahead, output)
     else:
@@ -129,6 +129,8 @@ def _plan_one(sources: list[Any], options: Any, policy: str, steps: int, output:
         write_text(output, readable_json(result))
     told = problem.prices.sources, problem.memory.reserved_bytes
     lines = schedule_lines(result, *told) if isinstance(result, Schedule) else plan_lines(result, *told)
+    if steps != 1 and not isinstance(result, Schedule):
+        lines.append("one step holds the batch: this is a plan, and no schedule of micro-steps")
     if json:
         print_json(result)
     else:
@@ -153,7 +155,8 @@ def _plan_run(sources: list[Any], options: Any, policy: str, ahead: int | None, 
             done += 1
             if not plan.fits:
                 unfit.append(plan.batch)
-    say(f"{count_of(done, 'plan')}, {run.kept} of them dealt from kept ones")
+    written = f" written to {output}" if output else ""
+    say(f"{count_of(done, 'plan')}{written}; {run.kept} of them reuse the placement of an equal batch before")
     if unfit:
         do_not = "does not" if len(unfit) == 1 else "do not"
         say(f"{len(unfit)} {do_not} fit in memory, the first for {unfit[0]}; try: plan it with --micro-steps auto")

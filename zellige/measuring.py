@@ -153,7 +153,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_validation(wanted: Wanted, report: Report, say: Callable[[str], None]) -> Validation:
-    """Measure what is missing, run the plans of every cluster, and compare."""
+    """Measure what is missing, run the plans of every cluster, and compare; runs that are there need their table."""
+    if wanted.measured and not wanted.prices:
+        raise UsageError(
+            f"--measured {wanted.measured} says what ran, and not by which prices to predict it",
+            fix="--prices with the table beside it (--save DIR keeps both)",
+        )
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="zellige-validate-") as scratch:
         folder = wanted.save or Path(scratch)

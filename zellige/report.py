@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -13,8 +14,9 @@ from zellige.outcomes import NOT_SIMULATED
 from zellige.placement import Plan
 from zellige.rows import Row
 from zellige.schedule import Schedule
+from zellige.shards import ParallelConfig
 from zellige.units import count_of, format_bytes, format_percent, format_time
-from zellige.workload import Drop
+from zellige.workload import Drop, parse_shape
 
 COMPARISON_LEGEND = (
     "ratio: step over the best that fits; max/mean: the slowest rank's time over the mean; bytes/usp: what attention"
@@ -193,12 +195,13 @@ def memory_lines(peak_bytes: int, limit_bytes: int, reserved_bytes: int = 0) -> 
 
 def plan_lines(plan: Plan, prices: Sequence[str] = (), reserved_bytes: int = 0) -> list[str]:
     """A plan in a few lines; ``prices`` says where its prices come from."""
-    split: dict[str, int] = {}
+    split: dict[tuple[int, ParallelConfig, tuple[int, ...], str], int] = {}
     whole: dict[int, int] = {}
     for placement in plan.placements:
         if placement.config.is_split:
-            label = f"{placement.bucket} as {placement.config} on ranks {','.join(map(str, placement.ranks))}"
-            split[label] = split.get(label, 0) + 1
+            longest_first = -math.prod(size or 1 for size in parse_shape(placement.bucket))
+            key = (longest_first, placement.config, placement.ranks, placement.bucket)
+            split[key] = split.get(key, 0) + 1
         else:
             whole[placement.ranks[0]] = whole.get(placement.ranks[0], 0) + 1
     lines = [
@@ -210,7 +213,10 @@ def plan_lines(plan: Plan, prices: Sequence[str] = (), reserved_bytes: int = 0) 
         f" max/mean rank time {plan.max_over_mean:.3f}",
         *memory_lines(plan.peak_memory_bytes, plan.memory_limit_bytes, reserved_bytes),
     ]
-    lines += [f"  {count} x {label}" for label, count in sorted(split.items())[:SHOWN_SPLITS]]
+    lines += [
+        f"  {count} x {bucket} as {config} on ranks {','.join(map(str, ranks))}"
+        for (_, config, ranks, bucket), count in sorted(split.items())[:SHOWN_SPLITS]
+    ]
     if len(split) > SHOWN_SPLITS:
         lines.append(f"  ... and {len(split) - SHOWN_SPLITS} more")
     if whole:

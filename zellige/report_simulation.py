@@ -32,7 +32,8 @@ RANKS_LEGEND = (
 JITTER_LEGEND = "jitter: what noise adds to compute, or takes from it"
 PAIRED_LEGEND = (
     "95 % of it: confidence interval, of the mean relative to it, and of the difference; longer than best: pair by"
-    " pair, on the same batches under the same noise; best wins: pairs in which the best policy's step is shorter"
+    " pair, on the same batches, and under the same noise where there is any; best wins: pairs in which the best"
+    " policy's step is shorter"
 )
 ADDITIVITY_LEGEND = (
     "each % is beside the column before it; later rank: another one is done later; rest: what no cause accounts for"

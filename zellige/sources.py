@@ -123,6 +123,17 @@ def read_source(argument: str, options: Options) -> Source:
     )
 
 
+def read_sources(arguments: Sequence[str], options: Options) -> list[Source]:
+    """The sources of several batch arguments; raises :class:`UsageError` for ``--batches`` where none is drawn."""
+    if options.batches != 1 and not any(argument.startswith("gen:") for argument in arguments):
+        raise UsageError(
+            f"--batches {options.batches} says how many batches gen:NAME draws, and none of these is one",
+            where=", ".join(arguments),
+            fix="leave it out; catalog list has the generators",
+        )
+    return [read_source(argument, options) for argument in arguments]
+
+
 def _generated(name: str, options: Options) -> Source:
     generator = load_generator(name)
     model = load_model(options.model or generator.model)

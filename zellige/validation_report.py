@@ -61,7 +61,7 @@ def validation_lines(setup: SetupReport) -> list[str]:
     """The report of one cluster in sentences."""
     lines = [
         f"{setup.cluster}, {setup.model}: {len(setup.plans)} plans, none used to fit prices. Basis: {setup.basis}.",
-        f"noise of a plan's steps {setup.noise:.1%}; the machine ran at {setup.pace:.2f} of the table's time",
+        f"noise of a plan's steps {setup.noise:.1%}; work took {setup.pace:.2f} times as long as in the profile",
     ]
     for model in setup.models:
         lines += _model_lines(model)
@@ -69,10 +69,13 @@ def validation_lines(setup: SetupReport) -> list[str]:
         f"order by additive prices: {setup.certain} of {len(setup.pairs)} pairs are certain,"
         f" of these {setup.certain_right} in the measured order"
     )
-    helps = "helps on plans that it was not fitted on" if setup.interference_helps else "does not help: leave it off"
-    lines.append(f"interference {helps}")
+    lines.append(
+        "interference brings sums nearer to plans that it was not fitted on, and keeps their order"
+        if setup.interference_helps
+        else "interference brings sums no nearer to plans it was not fitted on, or upsets their order: leave it off"
+    )
     if setup.policy_pairs:
-        lines.append("policies, the second over the first, and whether predictions are sure of the order:")
+        lines.append("policies, how much longer the first takes than the second, and whether the order is sure:")
         lines += _policy_lines(setup.policy_pairs)
     return lines
 
@@ -83,7 +86,7 @@ def _policy_lines(pairs: Sequence[PairRow]) -> list[str]:
     for pair in pairs:
         by_names.setdefault((pair.first, pair.second), []).append(pair)
     return [
-        f"    {second} / {first}: measured {rows[0].measured - 1:+.1%}; "
+        f"    {second} over {first}: measured {rows[0].measured - 1:+.1%}; "
         + "; ".join(f"{row.model} {row.predicted - 1:+.1%}, order {row.verdict}" for row in rows)
         for (first, second), rows in by_names.items()
     ]
