@@ -75,6 +75,7 @@ TOP = (
     "interference",
     "trials",
     "validation_plans",
+    "recorded_runs",
     "predictions",
     "validate",
     "measuring",

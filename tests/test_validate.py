@@ -16,7 +16,7 @@ from zellige.errors import InfeasibleError, ModelMismatchError, UsageError
 from zellige.exec.trial import RankTrial, SpanTime, StepTimes
 from zellige.files import canonical_json, decode_json, readable_json
 from zellige.measuring import Wanted, analytic_errors, local_cluster, run_validation, suite_plans
-from zellige.placement import Plan, Problem
+from zellige.placement import Plan, Problem, plan_digest
 from zellige.predictions import MODELS
 from zellige.prices import PriceTable
 from zellige.profile.compute import host_info
@@ -201,6 +201,7 @@ def test_walls_are_predicted_at_the_pace_of_the_slowest_rank(problem: Problem, p
 def test_policies_plan_with_measured_prices(problem: Problem) -> None:
     made = policy_plans(problem, ("dp", "usp", "zellige-paper"))
     assert [name for name, _ in made] == ["dp", "usp", "zellige-paper"]
+    assert all(plan.digest == plan_digest(plan) for _, plan in [*made, *policy_plans(problem, POLICIES)])
     assert [plan.engine for _, plan in made] == ["per_sequence", "per_sequence", "group"]
 
 

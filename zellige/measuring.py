@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,11 +17,12 @@ from zellige.analytic import analytic_table
 from zellige.calibration import Calibration, HostInfo
 from zellige.catalog import load_cluster, load_model
 from zellige.errors import ModelMismatchError, UsageError
-from zellige.files import decode_json, read_text, readable_json, write_text
+from zellige.files import make_folder, readable_json, write_text
 from zellige.memory import Checkpoint
 from zellige.op_terms import KEPT
 from zellige.outcomes import NO_PLAN
 from zellige.placement import Plan, Problem
+from zellige.plan import find_policy
 from zellige.predictions import interference_table
 from zellige.prices import PriceTable, read_table, stamped
 from zellige.profile.communication import link_groups, link_result
@@ -29,6 +31,7 @@ from zellige.profile.estimate import is_cpu
 from zellige.profile.grid import probes
 from zellige.profile.profiler import Budget, Progress, profile
 from zellige.profile.table import Setting
+from zellige.recorded_runs import read_runs
 from zellige.shards import WIRE_BYTES
 from zellige.sources import Options, batches_of, build_problem, read_source
 from zellige.trials import How, Runs, run_plans
@@ -154,17 +157,34 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_validation(wanted: Wanted, report: Report, say: Callable[[str], None]) -> Validation:
     """Measure what is missing, run the plans of every cluster, and compare; runs that are there need their table."""
-    if wanted.measured and not wanted.prices:
+    began = time.monotonic()
+    _refuse_at_once(wanted)
+    with tempfile.TemporaryDirectory(prefix="zellige-validate-") as scratch:
+        folder = wanted.save or Path(scratch)
+        make_folder(folder)
+        setups = tuple(_setup(name, wanted, folder, report, say) for name in wanted.clusters)
+    return Validation(setups=setups, seconds=time.monotonic() - began)
+
+
+def _refuse_at_once(wanted: Wanted) -> None:
+    """Raise :class:`UsageError` for what is known to be wrong before minutes of measuring."""
+    for name in wanted.policies:
+        find_policy(name)
+    for option, values in (("--policy", wanted.policies), ("--cluster", wanted.clusters)):
+        for value, count in Counter(values).items():
+            if count > 1:
+                raise UsageError(f"{option} {value} is given {count} times", fix=f"each {option} once")
+    if not wanted.measured:
+        return
+    if not wanted.prices:
         raise UsageError(
             f"--measured {wanted.measured} says what ran, and not by which prices to predict it",
             fix="--prices with the table beside it (--save DIR keeps both)",
         )
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="zellige-validate-") as scratch:
-        folder = wanted.save or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        setups = tuple(_setup(name, wanted, folder, report, say) for name in wanted.clusters)
-    return Validation(setups=setups, seconds=time.monotonic() - began)
+    for field in ("plans", "policies", "repeats", "alone", "device", "seconds", "save"):
+        if getattr(wanted, field) != getattr(Wanted(), field):
+            option = {"policies": "policy", "seconds": "minutes"}.get(field, field)
+            raise UsageError(f"--{option} says how plans run, and --measured runs none", fix=f"leave --{option} out")
 
 
 def _setup(cluster: str, wanted: Wanted, folder: Path, report: Report, say: Callable[[str], None]) -> SetupReport:
@@ -217,7 +237,7 @@ def require_here(table: PriceTable, host: HostInfo, where: str) -> None:
 
 def _runs(cluster: str, problem: Problem, wanted: Wanted, folder: Path, say: Callable[[str], None]) -> Runs:
     if wanted.measured:
-        return decode_json(read_text(Path(wanted.measured)), Runs, wanted.measured)
+        return read_runs(wanted.measured, problem)
     plans = suite_plans(problem, wanted.plans, wanted.policies, say)
     how: How = "alone" if wanted.alone or wanted.device == "cuda" else "ranks"
     say(f"{cluster}: running {len(plans)} plans, {1 + wanted.repeats} steps each")

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from zellige.catalog import load_model
-from zellige.errors import FormatError, ModelMismatchError, ProgramError
+from zellige.errors import FormatError, InvalidPlanError, ModelMismatchError, ProgramError
 from zellige.files import check_schema, convert, decode_json, parse_json, read_text
 from zellige.memory import keep_free
 from zellige.placement import Plan, Problem, RankCosts, plan_digest, rank_costs
@@ -45,7 +45,7 @@ def check_plan(plan: Plan, where: str, options: Options, timeout_s: float = COLL
     if plan_digest(plan) != plan.digest:
         findings.append(_plan_finding(where, "the digest does not match the content"))
     problem = plan_problem(plan, where, options)
-    findings += _placement_findings(plan, problem, where)
+    findings += placement_findings(plan, problem, where)
     if findings:
         return findings
     findings += _program_findings(plan, problem, where)
@@ -214,7 +214,15 @@ def _with_own_reserve(problem: Problem, plan: Plan) -> Problem:
     return dataclasses.replace(problem, memory=keep_free(memory, kept_free))
 
 
-def _placement_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]:
+def require_single_placements(plan: Plan, where: str) -> None:
+    """Raise :class:`InvalidPlanError` for a plan that places a sequence twice: it would be run, and counted, twice."""
+    name, count = Counter(placement.sequence for placement in plan.placements).most_common(1)[0]
+    if count > 1:
+        raise InvalidPlanError(f"sequence {name} is placed {count_of(count, 'time')}", where=where, fix=PLAN_AGAIN)
+
+
+def placement_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]:
+    """Ranks that a plan states no figures for, sequences placed twice, and ranks and splits that there are not."""
     findings = []
     num_ranks = problem.cluster.num_ranks
     if [p.rank for p in plan.predicted] != list(range(num_ranks)):

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from zellige.calibration import Calibration, Interference
-from zellige.errors import UsageError
+from zellige.errors import FormatError, UsageError
 from zellige.interference import RankCounts, fit_interference, rank_counts, with_interference
 from zellige.measured_ops import measured_op_prices, outside_ns, program_memory
 from zellige.op_prices import OpPrices
@@ -44,8 +44,18 @@ class PlanPace(NamedTuple):
 
 
 def plan_pace(observed: Observed, calibration: Calibration) -> PlanPace:
-    """The pace of a plan's ranks against that of a table."""
+    """The pace of a plan's ranks against that of a table; raises :class:`FormatError` where one of them is no pace."""
+    for pace_ns in (observed.pace_ns, observed.slowest_pace_ns):
+        if not 1 / MOST_PACE <= pace_ns / calibration.pace_ns <= MOST_PACE:
+            raise FormatError(
+                f"the same work took {pace_ns} ns beside {observed.label!r}, {calibration.pace_ns} ns in the profile",
+                fix="runs and a table of one machine: validate --save DIR records both",
+            )
     return PlanPace(observed.pace_ns / calibration.pace_ns, observed.slowest_pace_ns / calibration.pace_ns)
+
+
+MOST_PACE = 100
+"""A machine is not this much slower or faster than it was."""
 
 
 class Prediction(NamedTuple):

@@ -11,7 +11,7 @@ import msgspec
 
 from zellige.errors import UsageError
 from zellige.model import ModelSpec
-from zellige.placement import Placement, Plan, Problem, Solver, make_plan
+from zellige.placement import Placement, Plan, Problem, Solver, make_plan, plan_digest
 from zellige.shards import WHOLE, ParallelConfig
 from zellige.workload import Batch, Bucket, Sequence, make_bucket
 
@@ -142,5 +142,6 @@ def policy_plans(problem: Problem, policies: tuple[str, ...]) -> list[tuple[str,
     for name in policies:
         policy = find_policy(name)
         plan = policy.plan(dataclasses.replace(problem, engine=policy.engine))
-        found.append((name, msgspec.structs.replace(plan, policy=name)))
+        named = msgspec.structs.replace(plan, policy=name)
+        found.append((name, msgspec.structs.replace(named, digest=plan_digest(named))))
     return found

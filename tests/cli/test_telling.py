@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from command_line import MIXED, SETTING, Run, check_ending, write
 
 
@@ -28,3 +31,15 @@ def test_micro_steps_that_are_not_needed_are_said_so(run: Run) -> None:
     assert end.code == 0
     assert "one step holds the batch" in end.out
     assert "one step holds the batch" not in run("plan", "clips.jsonl", *SETTING).out
+
+
+def test_a_sequence_that_is_placed_twice_is_not_simulated(run: Run) -> None:
+    write("clips.jsonl", MIXED)
+    assert run("plan", "clips.jsonl", *SETTING, "-o", "plan.json").code == 0
+    plan = json.loads(Path("plan.json").read_text())
+    plan["placements"].append(plan["placements"][0])
+    Path("twice.json").write_text(json.dumps(plan))
+    for command in (("simulate", "twice.json"), ("execute", "twice.json", "--attention-only")):
+        end = check_ending(*command)
+        assert (end.code, end.error["code"]) == (4, "ZL406")
+        assert "is placed 2 times" in end.error["message"]
