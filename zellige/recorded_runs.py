@@ -10,6 +10,7 @@ from zellige.files import decode_json, read_text
 from zellige.placement import Plan, Problem, plan_digest
 from zellige.plan_check import placement_findings
 from zellige.trials import Observed, Runs
+from zellige.units import count_of
 
 RECORD_AGAIN = "validate --save DIR records runs and table"
 
@@ -30,7 +31,9 @@ def read_runs(path: str, problem: Problem) -> Runs:
             )
     if len(runs.plans) != len(runs.observed):
         raise FormatError(
-            f"{len(runs.plans)} plans and {len(runs.observed)} observations", where=path, fix=RECORD_AGAIN
+            f"{count_of(len(runs.plans), 'plan')} and {count_of(len(runs.observed), 'observation')}",
+            where=path,
+            fix=RECORD_AGAIN,
         )
     labels = Counter(seen.label for seen in runs.observed)
     for label, count in labels.items():
@@ -68,5 +71,5 @@ def _check_observed(seen: Observed, num_ranks: int, where: str) -> None:
     ):
         if count not in allowed:
             raise FormatError(
-                f"{count} {what}s observed, where there must be {min(allowed)}", where=where, fix=RECORD_AGAIN
+                f"{count_of(count, what)} observed, where there must be {min(allowed)}", where=where, fix=RECORD_AGAIN
             )
