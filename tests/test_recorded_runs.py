@@ -55,7 +55,7 @@ def replaced(**values: Any) -> Callable[[Any], Any]:
         (first(replaced(label="whole-dealt")), FormatError, "2 observations are called 'whole-dealt'"),
         (first(replaced(replays_ns=())), FormatError, "0 replays observed"),
         (first(lambda seen: msgspec.structs.replace(seen, ranks=seen.ranks[1:])), FormatError, "7 ranks observed"),
-        (first(replaced(walls_ns=(1,))), FormatError, "1 wall times observed, where there must be 3"),
+        (first(replaced(walls_ns=(1,))), FormatError, "1 wall time observed, where there must be 3"),
         (first(replaced(how="alone")), FormatError, "3 wall times observed, where there must be 0"),
         (first(replaced(plan="sha256:0")), InvalidPlanError, "digest"),
         (first_plan(replaced(digest="sha256:0")), InvalidPlanError, "digest"),
