@@ -110,6 +110,11 @@ def _torch() -> Any:
     return torch
 
 
+def fewest_steps(probe: Probe) -> int:
+    """Measured steps of a probe, at least: the most for one of all buckets, on which laws of full stages rest."""
+    return MOST if probe.others else FEWEST
+
+
 def trial_of(probe: Probe, model: ModelSpec, checkpoint: Checkpoint, dtype: DTypeName, num_ranks: int = 0) -> Any:
     """The trial of a probe: its program on a model of as many layers as the probe runs."""
     from zellige.exec.data import SequenceShape
@@ -128,7 +133,7 @@ def trial_of(probe: Probe, model: ModelSpec, checkpoint: Checkpoint, dtype: DTyp
         ),
         dtype=dtype,
         warm_ups=WARM_UPS,
-        repeats=FEWEST,
+        repeats=fewest_steps(probe),
         most=MOST,
         box_ns=BOX_NS,
         memory=True,

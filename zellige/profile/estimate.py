@@ -13,7 +13,7 @@ from zellige.cluster import Cluster
 from zellige.memory import Checkpoint
 from zellige.model import ModelSpec
 from zellige.prices import Price
-from zellige.profile.compute import BOX_NS, FEWEST, MOST, WARM_UPS
+from zellige.profile.compute import BOX_NS, FEWEST, MOST, WARM_UPS, fewest_steps
 from zellige.profile.grid import Probe, core, probes
 from zellige.profile.table import Setting
 from zellige.shards import WHOLE, ParallelConfig
@@ -78,7 +78,7 @@ def estimate_profile(setting: Setting, link_ranks: Sequence[int]) -> ProfileEsti
     units, by_bucket = [], {bucket.name: (0, 0) for bucket in setting.buckets}
     for probe in probes(*setting[:3]):
         once = work_estimate(setting, probe)
-        steps = WARM_UPS + min(MOST, max(FEWEST, BOX_NS // max(1, once)))
+        steps = WARM_UPS + min(MOST, max(fewest_steps(probe), BOX_NS // max(1, once)))
         units.append(UnitEstimate(unit=probe.key, core=probe in first, steps=steps, time_ns=steps * once))
         count, time_ns = by_bucket[probe.bucket.name]
         by_bucket[probe.bucket.name] = count + 1, time_ns + steps * once
