@@ -149,15 +149,14 @@ def _attention(
     plan: str, prices: str, shrink: int, layers: int, verify: bool, timeout: float, common: dict[str, Any]
 ) -> tuple[Any, list[str]]:
     """Attention layers of a plan; the execution, and what to print of it."""
-    from zellige.plan_check import load_plan, plan_problem, require_single_placements
+    from zellige.plan_check import load_plan, runnable_problem
     from zellige.program import lower
     from zellige.program import shrink as shrink_program
     from zellige.program_checks import check_program
     from zellige.sources import Options
 
     loaded = load_plan(plan)
-    problem = plan_problem(loaded, plan, Options(prices=prices))
-    require_single_placements(loaded, plan)
+    problem = runnable_problem(loaded, plan, Options(prices=prices))
     program = lower(loaded, problem)
     if shrink > 1:
         program = shrink_program(program, shrink)
@@ -176,12 +175,11 @@ def _attention(
 
 def _training(plan: str, size: Any, shrink: int, timeout: float, settings: dict[str, Any]) -> tuple[Any, list[str]]:
     """Training steps of a plan; what they were, and what to print of it."""
-    from zellige.plan_check import load_plan, plan_problem, require_single_placements
+    from zellige.plan_check import load_plan, runnable_problem
     from zellige.sources import Options
 
     loaded = load_plan(plan)
-    problem = plan_problem(loaded, plan, Options())
-    require_single_placements(loaded, plan)
+    problem = runnable_problem(loaded, plan, Options())
     _require_torch()
     from zellige.exec.dit import resized
     from zellige.exec.plans import training_plans

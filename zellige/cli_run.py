@@ -50,15 +50,14 @@ def simulate_command(
     json: JsonOption = False,
 ) -> None:
     """Run a plan through the simulator: step time, and where each rank's time goes."""
-    from zellige.plan_check import load_plan, plan_problem, require_single_placements
+    from zellige.plan_check import load_plan, runnable_problem
     from zellige.simulation import simulate_plan
     from zellige.sources import Options
 
     refuse_overwriting({"--trace": trace, "--kineto": kineto}, [plan, cluster, model])
     loaded = load_plan(plan)
     options = Options(cluster=cluster, model=model, settings=tuple(settings or ()), device=device, reserve=reserve)
-    problem = plan_problem(loaded, plan, options)
-    require_single_placements(loaded, plan)
+    problem = runnable_problem(loaded, plan, options)
     traced = trace is not None or kineto is not None
     how = simulation_options(fidelity, jitter, replicas, seed, additivity=additivity, state=not no_state, trace=traced)
     done = simulate_plan(loaded, problem, how)

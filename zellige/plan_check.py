@@ -214,11 +214,16 @@ def _with_own_reserve(problem: Problem, plan: Plan) -> Problem:
     return dataclasses.replace(problem, memory=keep_free(memory, kept_free))
 
 
-def require_single_placements(plan: Plan, where: str) -> None:
-    """Raise :class:`InvalidPlanError` for a plan that places a sequence twice: it would be run, and counted, twice."""
+def runnable_problem(plan: Plan, where: str, options: Options) -> Problem:
+    """:func:`plan_problem` of a plan that is to run, or to be simulated.
+
+    Raises :class:`InvalidPlanError` where it places a sequence twice, which would be run, and counted, twice.
+    """
+    problem = plan_problem(plan, where, options)
     name, count = Counter(placement.sequence for placement in plan.placements).most_common(1)[0]
     if count > 1:
         raise InvalidPlanError(f"sequence {name} is placed {count_of(count, 'time')}", where=where, fix=PLAN_AGAIN)
+    return problem
 
 
 def placement_findings(plan: Plan, problem: Problem, where: str) -> list[Finding]:

@@ -12,7 +12,7 @@ PACE_TOKENS, PACE_WIDTH, PACE_HEADS, PACE_LENGTH = 1000, 128, 4, 400
 """The reference work: an MLP of so many tokens twice, and attention of so many three times. Some 10 ms on one core.
 
 It slows down as a step does where a machine's neighbours take cache and memory from it (measured on a shared machine: a
-step's time goes with the 0.98th power of it), which products of small matrices alone do not.
+step's time goes with the 0.86th to 0.98th power of it), which products of small matrices alone do not.
 """
 
 
