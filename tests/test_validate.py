@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import msgspec
@@ -187,13 +188,15 @@ def test_ranks_are_compared_at_one_pace(problem: Problem, plans: list[tuple[str,
     assert uneven == msgspec.structs.replace(even, slowest_pace_ns=2000)
 
 
-def test_walls_are_predicted_at_the_pace_of_the_slowest_rank(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
+def test_walls_are_predicted_half_way_to_the_pace_of_the_slowest_rank(
+    problem: Problem, plans: list[tuple[str, Plan]]
+) -> None:
     calm, uneven = (made_runs(problem, plans, pace=1.2, slowest=slowest) for slowest in (1.0, 1.5))
     before, after = (validate(runs, problem).models[0] for runs in (calm, uneven))
     assert (after.replay, after.rank_time) == (before.replay, before.rank_time)
     assert before.wall is not None
     assert after.wall is not None
-    assert 1 + after.wall.signed == pytest.approx(1.5 * (1 + before.wall.signed), rel=1e-3)
+    assert 1 + after.wall.signed == pytest.approx(math.sqrt(1.5) * (1 + before.wall.signed), rel=1e-3)
     raw = [validate(runs, problem, at_pace=False).models[0].wall for runs in (calm, uneven)]
     assert raw[0] == raw[1]
 

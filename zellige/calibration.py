@@ -20,6 +20,9 @@ from zellige.units import count_of
 Coefficient = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
+MOST_PACE = 100
+"""A machine is not this much slower or faster than it usually is."""
+
 
 class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``key`` is the operation's (:func:`zellige.op_terms.law_key`), ``per_unit`` nanoseconds (or bytes) by term.

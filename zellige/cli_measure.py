@@ -139,7 +139,7 @@ def validate_command(
         typer.Option("--policy", help="A policy's plan as well (repeatable); else zellige, usp, dp, knapformer."),
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Measured steps of a plan.")] = 4,
-    minutes: MinutesOption = 0.75,
+    minutes: MinutesOption = 0.65,
     measured: Annotated[str, typer.Option("--measured", help="Compare runs of this file; needs --prices.")] = "",
     save: Annotated[Path | None, typer.Option("--save", help="Keep the runs in this folder, and the table.")] = None,
     raw_pace: Annotated[bool, typer.Option("--raw-pace", help="Do not scale predictions to the pace.")] = False,

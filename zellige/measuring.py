@@ -148,7 +148,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     plans: int = 18
     policies: tuple[str, ...] = POLICIES
     repeats: int = 4
-    seconds: float = 45.0
+    seconds: float = 39.0
     measured: str = ""
     save: Path | None = None
     at_pace: bool = True

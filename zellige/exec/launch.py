@@ -25,6 +25,7 @@ import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from zellige.errors import InternalError, LostRankError, ZelligeError
+from zellige.exec.heap import keep_freed_memory
 from zellige.exec.session import Session
 
 RankTask = Callable[[Session, bytes], bytes]
@@ -240,6 +241,7 @@ def _rank_main(
     """A rank's process, from its first line to its exit status."""
     threading.Thread(target=_end_with_launcher, args=(watched,), daemon=True).start()
     torch.set_num_threads(1)
+    keep_freed_memory()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     place = Path(folder)
     try:

@@ -25,6 +25,7 @@ from zellige.exec.attention import Engine, Explain
 from zellige.exec.data import RankBatch, SequenceShape, draw_sample, rank_batch, token_positions
 from zellige.exec.dit import PackedDit
 from zellige.exec.execute import DTYPES, DTypeName, make_communicators, select_kernel
+from zellige.exec.heap import keep_freed_memory
 from zellige.exec.kernels import accumulation_dtype
 from zellige.exec.layer import LayerRun
 from zellige.exec.live_memory import Peak, cpu_peak, cuda_peak
@@ -344,7 +345,8 @@ def _most_of_all(session: Session, value: int) -> int:
 
 
 def run_one_alone(trial: Trial, rank: int, device: torch.device) -> RankTrial:
-    """Run a trial's rank without the others."""
+    """Run a trial's rank without the others; what this process frees from here on, it keeps."""
+    keep_freed_memory()
     with pinned(0):
         return _steps(trial, rank, alone(trial, rank, device), device, int)
 

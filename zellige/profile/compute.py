@@ -27,7 +27,7 @@ from zellige.program import Program
 DeviceName = Literal["cpu", "cuda"]
 DTypeName = Literal["fp64", "fp32", "bf16"]
 WARM_UPS = 1
-FEWEST, MOST = 3, 7
+FEWEST, MIXED, MOST = 3, 5, 7
 BOX_NS = 350_000_000
 """Measured steps of a probe: at least so many, and more of short ones, while they fit into the box."""
 
@@ -112,7 +112,7 @@ def _torch() -> Any:
 
 def fewest_steps(probe: Probe) -> int:
     """Measured steps of a probe, at least: the most for one of all buckets, on which laws of full stages rest."""
-    return MOST if probe.others else FEWEST
+    return MIXED if probe.others else FEWEST
 
 
 def trial_of(probe: Probe, model: ModelSpec, checkpoint: Checkpoint, dtype: DTypeName, num_ranks: int = 0) -> Any:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from zellige.calibration import HostInfo
+from zellige.calibration import MOST_PACE, HostInfo
 from zellige.errors import FileError, FormatError, ModelMismatchError
 from zellige.profile.timing import LinkResult, ProbeResult
 
@@ -79,6 +81,7 @@ class Journal:
         refuse_other(found, header, str(self.path))
         for result in results:
             self._keep(result)
+        _refuse_absurd_paces([result for result in results if isinstance(result, ProbeResult)], str(self.path))
         return whole
 
     def add(self, result: ProbeResult | LinkResult) -> None:
@@ -114,6 +117,20 @@ def lock(file: IO[bytes], path: Path) -> None:
         raise FileError(
             f"another profile is writing {str(path)!r}", fix="wait for it to end, or give this one another --out"
         ) from None
+
+
+def _refuse_absurd_paces(results: Sequence[ProbeResult], where: str) -> None:
+    """Raise :class:`FormatError` where the machine would have been far slower or faster than it usually was."""
+    if not results:
+        return
+    usual = statistics.median(result.pace_ns for result in results)
+    for result in results:
+        if not 1 / MOST_PACE <= result.pace_ns / usual <= MOST_PACE:
+            raise FormatError(
+                f"the same work took {result.pace_ns} ns beside {result.probe}, and usually {usual:.0f} ns",
+                where=where,
+                fix="remove the journal to measure anew",
+            )
 
 
 def refuse_other(found: JournalHeader, wanted: JournalHeader, where: str) -> None:

@@ -44,7 +44,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     probe: str
-    samples: tuple[Sample, ...]
+    samples: Annotated[tuple[Sample, ...], msgspec.Meta(min_length=1)]
     own_ns: PositiveInt
     spread: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     weight_bytes: PositiveInt
