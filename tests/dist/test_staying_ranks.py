@@ -54,7 +54,7 @@ def test_a_rank_that_fails_ends_all_and_is_named(request_bytes: bytes, said: str
         ask(b"once")
     before = children()
     start = time.monotonic()
-    with pytest.raises(RanksFailedError, match=said) as caught, staying_ranks(answer_requests, b"p", 2) as ask:
+    with pytest.raises(RanksFailedError, match=said) as caught, staying_ranks(answer_requests, b"p", 2) as ask:  # noqa: PT012
         assert len(ask(b"first")) == 2
         ask(request_bytes)
     assert caught.value.where == "rank 1"
@@ -75,7 +75,7 @@ def test_a_rank_that_is_killed_while_it_measures_is_named_by_the_one_that_lives(
         ask(b"once")
     before = children()
     killer = threading.Thread(target=kill_one)
-    with pytest.raises(RanksFailedError) as caught, staying_ranks(staying_task, b"", 2) as ask:
+    with pytest.raises(RanksFailedError) as caught, staying_ranks(staying_task, b"", 2) as ask:  # noqa: PT012
         killer.start()
         ask(request)
     killer.join()
@@ -88,7 +88,7 @@ def test_an_error_of_the_launcher_leaves_no_rank() -> None:
     with staying_ranks(answer_requests, b"p", 2) as ask:
         ask(b"once")
     before = children()
-    with pytest.raises(KeyError), staying_ranks(answer_requests, b"p", 2) as ask:
+    with pytest.raises(KeyError), staying_ranks(answer_requests, b"p", 2) as ask:  # noqa: PT012
         ask(b"first")
         assert len(children() - before) == 2
         raise KeyError("mine")

@@ -212,9 +212,10 @@ def _rows(stream: RankStream) -> Tensor:
 def alone(trial: Trial, rank: int, device: torch.device) -> RankStep:
     """A rank of a program without the others."""
     program = trial.program
-    transport = AloneTransport(program.head_dim, DTYPES[trial.dtype], device)
     sets = {exchange.ranks for exchange in program.exchanges if not exchange.is_local}
-    return prepare(trial, rank, dict.fromkeys(sets, transport), device)
+    # One for each set: the engine adds up what all of them sent.
+    transports = {ranks: AloneTransport(program.head_dim, DTYPES[trial.dtype], device) for ranks in sets}
+    return prepare(trial, rank, transports, device)
 
 
 @contextlib.contextmanager
