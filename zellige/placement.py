@@ -268,10 +268,12 @@ def make_plan(
     blocks_bound_ns: int | None = None,
     notes: tuple[str, ...] = (),
     tally: Tally | None = None,
+    sealed: bool = True,
 ) -> Plan:
     """Price the placements and certify them; placements are put in the batch's order.
 
-    ``tally`` are the placements counted, where all are of one micro-batch and the policy knows already.
+    ``tally`` are the placements counted, where all are of one micro-batch and the policy knows already. One that isn't
+    ``sealed`` lacks the digests of itself and its batch, which :func:`zellige.plan.deal.deal` adds with the names.
     """
     ordered = _in_batch_order(problem, placements)
     costs = rank_costs(problem, ordered) if tally is None else _micro_batch_costs(problem, tally)
@@ -300,11 +302,11 @@ def make_plan(
         bound=bound[1],
         gap=makespan / bound[0] - 1,
         blocks_bound_ns=blocks_bound_ns,
-        inputs=problem.inputs,
+        inputs=problem.inputs if sealed else Inputs(batch="", prices=problem.prices_digest),
         solver=solver,
         notes=notes,
     )
-    return msgspec.structs.replace(plan, digest=plan_digest(plan))
+    return msgspec.structs.replace(plan, digest=plan_digest(plan)) if sealed else plan
 
 
 def _in_batch_order(problem: Problem, placements: Sequence[Placement]) -> tuple[Placement, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from itertools import accumulate, combinations, pairwise
 from typing import NamedTuple
 
 import pytest
@@ -14,10 +15,10 @@ from oracle.brute_force import optimum, random_problem
 from zellige.errors import InfeasibleError
 from zellige.placement import ENGINES, Engine
 from zellige.plan import plan_batch
-from zellige.plan.any_sets import MOST_STATES, SetSearch, any_sets_bound
-from zellige.plan.any_sets_kernel import NODES, OPEN, PLACED, REFUTED
+from zellige.plan.any_sets import MOST_STATES, Sand, SetSearch, any_sets_bound
+from zellige.plan.any_sets_kernel import NEXT_TARGET, NODES, OPEN, PLACED, REFUTED, explore
 from zellige.plan.bounds import best_bound
-from zellige.plan.compiled import prefer_compiled
+from zellige.plan.compiled import compiled, is_compiled, prefer_compiled
 from zellige.spreads import Spread, spreads_of
 
 PER_SEED = 15
@@ -82,17 +83,33 @@ def least_target(case: Case) -> int:
     return best[0]
 
 
+def without_buckets(num_nodes: int, per_node: int, spreads: Sequence[tuple[Spread, ...]]) -> SetSearch:
+    """A search of anchors that are told each by itself."""
+    return SetSearch(num_nodes, per_node, spreads, Sand([], [], [0] * len(spreads), []))
+
+
+def run(search: SetSearch, target: int, sand: int, least: Sequence[int]) -> tuple[int, int]:
+    """What is known of a target, and up to which one that holds; ``least`` work of the anchors, ``sand`` of the
+    rest."""
+    rest = [*accumulate(reversed(least), initial=0)][::-1]
+    places = search.places
+    search.array[places.rest : places.rest + len(rest)] = rest
+    how = compiled("zellige.plan.any_sets_kernel", "explore") if is_compiled() else explore
+    verdict = how(target, MOST_STATES, sand, search.array, places)
+    return int(verdict), int(search.array[places.numbers + NEXT_TARGET])
+
+
 @settings(deadline=None, max_examples=150)
 @given(cases())
 def test_a_target_is_refuted_if_and_only_if_nothing_fits(case: Case) -> None:
     least = least_target(case)
-    search = SetSearch(case.num_nodes, case.per_node, case.spreads)
+    search = without_buckets(case.num_nodes, case.per_node, case.spreads)
     for target in range(max(1, least - 4), least + 3):
         able = [[s.work for s in spreads if s.time <= target] for spreads in case.spreads]
         if not all(able):
             assert target < least
             continue
-        verdict, beyond = search.run(target, case.sand, [min(works) for works in able])
+        verdict, beyond = run(search, target, case.sand, [min(works) for works in able])
         assert verdict == (PLACED if target >= least else REFUTED)
         if verdict == REFUTED:
             later = min((s.time for spreads in case.spreads for s in spreads if s.time > target), default=beyond)
@@ -102,7 +119,7 @@ def test_a_target_is_refuted_if_and_only_if_nothing_fits(case: Case) -> None:
 def test_compiled_and_interpreted_searches_visit_the_same_states() -> None:
     chance = random.Random(5)
     seen = set()
-    for _ in range(60):
+    for _ in range(160):
         num_nodes, per_node = chance.choice([(1, 8), (2, 4), (2, 8), (4, 4)])
         spreads = tuple(
             tuple(
@@ -114,7 +131,7 @@ def test_compiled_and_interpreted_searches_visit_the_same_states() -> None:
                     if m <= (num_nodes * per_node if wide else per_node)
                 )
             )
-            for _ in range(chance.randint(2, 7))
+            for _ in range(chance.randint(2, 9))
         )
         work = sum(each[0].work for each in spreads)
         target = work // (num_nodes * per_node) * chance.randint(100, 130) // 100 + chance.randint(0, 1500)
@@ -124,8 +141,8 @@ def test_compiled_and_interpreted_searches_visit_the_same_states() -> None:
         found = []
         for wanted in (False, True):
             prefer_compiled(wanted)
-            search = SetSearch(num_nodes, per_node, spreads)
-            answer = search.run(target, 0, [min(works) for works in able])
+            search = without_buckets(num_nodes, per_node, spreads)
+            answer = run(search, target, 0, [min(works) for works in able])
             visited = int(search.array[search.places.numbers + NODES])
             found.append((answer, visited))
         prefer_compiled(False)

@@ -16,6 +16,15 @@ NODES, NEXT_TARGET, ROWS = range(3)
 """The places of :attr:`SetPlaces.numbers`: states visited, the least target at which a cut would not have been made,
 states remembered."""
 
+NEARLY = 8
+"""The highest target is 2**-8 (0.4 %) below the plan."""
+
+LEAPS = 3
+"""Targets rise by a third of what the plan exceeds the bound by: the lower one is, the fewer states refute it."""
+
+SETTING_UP = 10
+"""States that a target counts for besides those that it visits."""
+
 REFUTED, PLACED, OPEN = range(3)
 """No placement is below the target, one is (fillers being divisible), or the limit of states came first."""
 
@@ -23,19 +32,30 @@ REFUTED, PLACED, OPEN = range(3)
 class SetPlaces(NamedTuple):
     """Where the figures of a search stand in its one array of integers, and how many of some there are.
 
-    * By anchor its first rung and the one past the last; by rung work, time, degree, and whether it is over nodes.
+    * By anchor its bucket, its first rung and the one past the last; by rung work, time, degree, and whether it is over
+      nodes.
+    * By bucket how many of its sequences are no anchors, its least work, and where its front (times, which rise, and
+      works) starts and ends; ``times``: all at which something more fits.
     * By depth the loads (node by node, ascending in each), the work before it, the rung and the node of an anchor, and
       classes of equally loaded ranks of a node below the target: load, node, ranks, and how many of them are taken.
     * ``rest``: by depth the least work that is still to come; ``numbers``: :data:`NODES` and what follows it.
     * ``rows``: states that failed; ``table``: a hash table of their places (one more; 0: none).
     """
 
+    bucket: int
     rung_first: int
     rung_last: int
     rung_work: int
     rung_time: int
     rung_degree: int
     rung_wide: int
+    sand: int
+    front_first: int
+    front_last: int
+    front_time: int
+    front_work: int
+    times: int
+    least: int
     path_load: int
     path_work: int
     path_rung: int
@@ -50,9 +70,69 @@ class SetPlaces(NamedTuple):
     table: int
     rows: int
     num_anchors: int
+    num_buckets: int
+    num_times: int
     num_nodes: int
     per_node: int
     table_size: int
+
+
+def raise_bound(low: int, stop: int, steps: int, limit: int, total: int, w: Ints, at: SetPlaces) -> int:
+    """The bound between ``low``, which is one, and ``stop``, to 2**-``steps`` of the way from one to the other.
+
+    For no target are more than ``limit`` states visited, and for all no more than about ``total``. Targets rise until
+    one isn't refuted, the last to what would make a plan near; what lies between then is halved.
+    """
+    first, gap, most, left = low, stop - low, stop, total
+    nearly = max((low + stop) // 2, stop - (stop >> NEARLY))
+    for part in range(1, LEAPS + 1):
+        target = min(first + gap * part // LEAPS, nearly) if part < LEAPS else nearly
+        if target <= low:
+            continue
+        beyond = _refuted_below(target, min(limit, left), w, at)
+        left -= SETTING_UP + w[at.numbers + NODES]
+        if not beyond:
+            most = target
+            break
+        low = beyond
+    while left > limit // 8 and most - low > max(1, gap >> steps):
+        target = (low + most) // 2
+        beyond = _refuted_below(target, min(limit, left), w, at)
+        left -= SETTING_UP + w[at.numbers + NODES]
+        if beyond:
+            low = beyond
+        else:
+            most = target
+    return int(min(low, stop))
+
+
+def _refuted_below(target: int, limit: int, w: Ints, at: SetPlaces) -> int:
+    """The time below which no plan is, if the target can be refuted; else 0."""
+    if explore(target, limit, _weigh(target, w, at), w, at) != REFUTED:
+        return 0
+    beyond = w[at.numbers + NEXT_TARGET]
+    for place in range(at.num_times):
+        if w[at.times + place] > target:
+            beyond = min(beyond, w[at.times + place])
+    return int(beyond)
+
+
+def _weigh(target: int, w: Ints, at: SetPlaces) -> int:
+    """The least work within a target of what is no anchor, and written down that of the anchors still to come."""
+    sand = 0
+    for bucket in range(at.num_buckets):
+        first, last = w[at.front_first + bucket], w[at.front_last + bucket]
+        work = w[at.front_work + last - 1]
+        while last > first and w[at.front_time + last - 1] > target:
+            last -= 1
+        if last > first:
+            work = w[at.front_work + last - 1]
+        w[at.least + bucket] = work
+        sand += w[at.sand + bucket] * work
+    w[at.rest + at.num_anchors] = 0
+    for depth in range(at.num_anchors - 1, -1, -1):
+        w[at.rest + depth] = w[at.rest + depth + 1] + w[at.least + w[at.bucket + depth]]
+    return int(sand)
 
 
 def explore(target: int, limit: int, sand: int, w: Ints, at: SetPlaces) -> int:

@@ -21,7 +21,10 @@ def choose(problem: Problem, drafts: Iterable[Scored]) -> Draft:
     fastest. Drafts are looked at by makespan, as far as they may count."""
     expected: list[tuple[int, int, Draft]] = []
     least = None
-    for makespan, draft in sorted(drafts, key=_makespan):
+    ordered = sorted(drafts, key=_makespan)
+    if len(ordered) == 1:
+        return ordered[0][1]
+    for makespan, draft in ordered:
         if least is not None and makespan > least + (least >> CLOSE):
             break
         step = expected_step_ns(problem, split_ways(draft), makespan, draft.rounds)

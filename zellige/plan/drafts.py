@@ -7,9 +7,11 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from zellige.plan.attempt_kernel import CLOSE, MAX_CHANGES, MAX_STEPS, ROUNDS
 from zellige.plan.blocks import Pod, make_pod
 from zellige.plan.free import Chosen, FreeSearch, front, place_freely
-from zellige.plan.improve import PARTNERS, improve
+from zellige.plan.improve import improve
+from zellige.plan.improve_kernel import PARTNERS
 from zellige.plan.packing import Filler, Ranks, Split, added, as_lists, as_rows, may_pack_compiled, pack, split_in
 from zellige.plan.refine import refine
 from zellige.plan.search import Anchor, Budget, Found, Order, Sand, Search
@@ -39,19 +41,8 @@ POD_NODES = 60
 WORST_PODS, MORE_NODES = 4, 400
 """The slowest pods are searched again with more nodes, in the other order."""
 
-CLOSE = 11
-"""A makespan within 2**-11 (0.05 %) of the bound is not improved further."""
-
-MAX_CHANGES = 64
-
 POD_FLOORS = (1, 8, 4, 2)
 """Least degrees of a pod's anchors that are tried one after another."""
-
-ROUNDS = 2
-"""How often the two local searches take turns."""
-
-MAX_STEPS = 24
-"""Steps of the local search over all sequences."""
 
 SCARCE = 8
 """Where fillers are less than this part of all time (an eighth), anchors fill ranks one after another, not evenly."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from zellige.plan.compiled import compiled
-from zellige.plan.free_kernel import FREE_NODES, FreePlaces
+from zellige.plan.free_kernel import DEPTHS, FREE_NODES, FreePlaces
 from zellige.plan.layout import Ints, int_array
 from zellige.problem import Rung
 
@@ -26,7 +26,7 @@ class FreeArrays:
             if id(front) not in firsts:
                 firsts[id(front)] = len(self.flat)
                 self.flat += front
-        self.places, size = _places(num_nodes, per_node, len(fronts), len(self.flat))
+        self.places, size = free_places(num_nodes, per_node, len(fronts), len(self.flat))
         given = [firsts[id(front)] for front in fronts]
         given += [firsts[id(front)] + len(front) for front in fronts]
         given += [rung.work for rung in self.flat]
@@ -36,6 +36,8 @@ class FreeArrays:
         given += range(num_nodes * per_node)
         self.array = np.empty(size, dtype=np.int64)
         self.array[: len(given)] = int_array(given)
+        self.depths = len(fronts)
+        self.array[self.places.numbers + DEPTHS] = self.depths
         start = self.places.path_load
         self.array[start : start + num_nodes * per_node] = 0
 
@@ -52,7 +54,7 @@ class FreeArrays:
     def placed(self, rungs: int, taken: int) -> list[tuple[Rung, tuple[int, ...]]]:
         """The rung and the ranks of every anchor, from where both are kept."""
         places = self.places
-        size, depths = places.num_nodes * places.per_node, places.num_anchors
+        size, depths = places.num_nodes * places.per_node, self.depths
         ranks = self.array[taken : taken + depths * size].tolist()
         chosen = [self.flat[index] for index in self.array[rungs : rungs + depths].tolist()]
         return [
@@ -61,9 +63,9 @@ class FreeArrays:
 
 
 @lru_cache(maxsize=1024)
-def _places(num_nodes: int, per_node: int, depths: int, rungs: int) -> tuple[FreePlaces, int]:
-    """Where the figures of a search with so many anchors and rungs stand, and how many there are; what is given comes
-    first, and the loads and ranks of the first depth are its loads and ranks at the start."""
+def free_places(num_nodes: int, per_node: int, depths: int, rungs: int) -> tuple[FreePlaces, int]:
+    """Where the figures of a search with up to so many anchors and rungs stand, and how many there are; what is given
+    comes first, and the loads and ranks of the first depth are its loads and ranks at the start."""
     ranks = num_nodes * per_node
     sizes = {"rung_first": depths, "rung_last": depths}
     sizes |= dict.fromkeys(("rung_work", "rung_time", "rung_degree", "rung_nodes"), rungs)
@@ -71,12 +73,12 @@ def _places(num_nodes: int, per_node: int, depths: int, rungs: int) -> tuple[Fre
     sizes |= {"path_rung": depths, "path_count": depths, "path_tried": depths, "path_slot": depths, "best_rung": depths}
     sizes |= dict.fromkeys(("path_budget", "rest"), depths + 1)
     sizes |= dict.fromkeys(("path_score", "path_node", "path_place"), 2 * depths * num_nodes)
-    sizes |= {"best_taken": depths * ranks, "numbers": 2, "order": num_nodes, "table": TABLE}
+    sizes |= {"best_taken": depths * ranks, "numbers": 3, "path_order": depths * num_nodes, "table": TABLE}
     sizes |= {"rows": (FREE_NODES + 2) * (ranks + 1)}
     starts, size = {}, 0
     for name, count in sizes.items():
         starts[name] = size
         size += count
     return FreePlaces(
-        **starts, num_anchors=depths, num_nodes=num_nodes, per_node=per_node, table_size=TABLE
+        **starts, num_nodes=num_nodes, per_node=per_node, table_size=TABLE
     ), size  # fmt: skip

@@ -20,8 +20,8 @@ FREE_NODES = 300
 COARSE = 9
 """Targets are told apart down to 2**-9 (0.2 %) of them; fillers and the local search do the rest."""
 
-LEFT, ROWS = range(2)
-"""The places of :attr:`FreePlaces.numbers`: nodes that may still be visited, states remembered."""
+LEFT, ROWS, DEPTHS = range(3)
+"""The places of :attr:`FreePlaces.numbers`: nodes that may still be visited, states remembered, anchors."""
 
 
 class FreePlaces(NamedTuple):
@@ -30,9 +30,9 @@ class FreePlaces(NamedTuple):
     * By anchor its first rung and the one past the last; by rung work, time, degree and nodes.
     * By depth the rung of an anchor, the work left, where its state belongs in the hash table, how many candidates
       there are and how many were tried, up to two candidates a node (score, node, the first of its places), loads and
-      ranks by place, the ranks that were taken; ``rest``: the work still to come.
+      ranks by place, the ranks that were taken, the nodes in order of their loads; ``rest``: the work still to come.
     * ``best_rung`` and ``best_taken``: ``path_rung`` and ``path_taken`` of the best placement so far.
-    * ``numbers``: :data:`LEFT` and what follows it; ``order``: room to sort nodes.
+    * ``numbers``: :data:`LEFT` and what follows it.
     * ``rows``: states that failed, in full; ``table``: a hash table of their places (one more; 0: none).
     """
 
@@ -56,11 +56,10 @@ class FreePlaces(NamedTuple):
     best_rung: int
     best_taken: int
     rest: int
+    path_order: int
     numbers: int
-    order: int
     table: int
     rows: int
-    num_anchors: int
     num_nodes: int
     per_node: int
     table_size: int
@@ -99,16 +98,16 @@ def place_freely(low: int, below: int, work: int, w: Ints, at: FreePlaces) -> in
 
 def _keep(w: Ints, at: FreePlaces) -> None:
     """Write down where the anchors are."""
-    for depth in range(at.num_anchors):
+    for depth in range(w[at.numbers + DEPTHS]):
         w[at.best_rung + depth] = w[at.path_rung + depth]
-    for place in range(at.num_anchors * at.num_nodes * at.per_node):
+    for place in range(w[at.numbers + DEPTHS] * at.num_nodes * at.per_node):
         w[at.best_taken + place] = w[at.path_taken + place]
 
 
 def _sum_rest(target: int, w: Ints, at: FreePlaces) -> bool:
     """Write the least work still to come at each depth; False where an anchor has no rung below the target."""
-    w[at.rest + at.num_anchors] = 0
-    for depth in range(at.num_anchors - 1, -1, -1):
+    w[at.rest + w[at.numbers + DEPTHS]] = 0
+    for depth in range(w[at.numbers + DEPTHS] - 1, -1, -1):
         rung, last = w[at.rung_first + depth], w[at.rung_last + depth]
         while rung < last and w[at.rung_time + rung] > target:
             rung += 1
@@ -146,7 +145,7 @@ def descend_freely(target: int, work: int, w: Ints, at: FreePlaces) -> bool:
 
 def _enter(depth: int, w: Ints, at: FreePlaces) -> int:
     """Count a node and say whether anything can come of it."""
-    if depth == at.num_anchors:
+    if depth == w[at.numbers + DEPTHS]:
         return PLACED
     w[at.numbers + LEFT] -= 1
     if w[at.numbers + LEFT] < 0:
@@ -178,7 +177,6 @@ def _advance(depth: int, target: int, w: Ints, at: FreePlaces) -> bool:
         if w[at.rung_work + rung] > most:
             break
         _candidates(depth, rung, target - w[at.rung_time + rung], w, at)
-    _sort_nodes(depth, w, at)
     _remember(depth, w, at)
     return False
 
@@ -273,13 +271,13 @@ def _sort_ranks(start: int, w: Ints, at: FreePlaces) -> None:
 
 def _sort_nodes(depth: int, w: Ints, at: FreePlaces) -> None:
     """The nodes of a depth by their loads."""
-    first = depth * at.num_nodes * at.per_node
+    first, order = depth * at.num_nodes * at.per_node, at.path_order + depth * at.num_nodes
     for node in range(at.num_nodes):
-        here = node
-        while here > 0 and _is_less(first + node * at.per_node, first + w[at.order + here - 1] * at.per_node, w, at):
-            w[at.order + here] = w[at.order + here - 1]
+        here = order + node
+        while here > order and _is_less(first + node * at.per_node, first + w[here - 1] * at.per_node, w, at):
+            w[here] = w[here - 1]
             here -= 1
-        w[at.order + here] = node
+        w[here] = node
 
 
 def _is_less(one: int, other: int, w: Ints, at: FreePlaces) -> bool:
@@ -293,8 +291,9 @@ def _slot(depth: int, w: Ints, at: FreePlaces) -> int:
     """Where a state belongs in the hash table."""
     per_node = at.per_node
     first, mixed = depth * at.num_nodes * per_node, depth * 0x2545F4914F6CDD1D
+    order = at.path_order + depth * at.num_nodes
     for index in range(at.num_nodes):
-        start, by_place = at.path_load + first + w[at.order + index] * per_node, 2 * index * per_node
+        start, by_place = at.path_load + first + w[order + index] * per_node, 2 * index * per_node
         for place in range(per_node):
             mixed += w[start + place] * (0x1E3779B97F4A7C15 + (by_place + 2 * place) * 0x1F58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> 31)) * 0x2545F4914F6CDD1D
@@ -316,9 +315,9 @@ def _known(depth: int, w: Ints, at: FreePlaces) -> bool:
 def _is_row(depth: int, row: int, w: Ints, at: FreePlaces) -> bool:
     """Whether the loads of a depth, its nodes in order, are those of a row."""
     per_node = at.per_node
-    first = at.path_load + depth * at.num_nodes * per_node
+    first, order = at.path_load + depth * at.num_nodes * per_node, at.path_order + depth * at.num_nodes
     for index in range(at.num_nodes):
-        start = first + w[at.order + index] * per_node
+        start = first + w[order + index] * per_node
         for place in range(per_node):
             if w[row + place] != w[start + place]:
                 return False
@@ -329,7 +328,7 @@ def _is_row(depth: int, row: int, w: Ints, at: FreePlaces) -> bool:
 def _remember(depth: int, w: Ints, at: FreePlaces) -> None:
     """Write a state that failed."""
     per_node = at.per_node
-    first = at.path_load + depth * at.num_nodes * per_node
+    first, order = at.path_load + depth * at.num_nodes * per_node, at.path_order + depth * at.num_nodes
     slot = w[at.path_slot + depth]
     while w[at.table + slot]:
         slot = (slot + 1) & (at.table_size - 1)
@@ -339,7 +338,7 @@ def _remember(depth: int, w: Ints, at: FreePlaces) -> None:
     w[row] = depth
     row += 1
     for index in range(at.num_nodes):
-        start = first + w[at.order + index] * per_node
+        start = first + w[order + index] * per_node
         for place in range(per_node):
             w[row + place] = w[start + place]
         row += per_node

@@ -7,13 +7,10 @@ from functools import lru_cache
 
 from zellige.plan import improve_kernel
 from zellige.plan.compiled import compiled
-from zellige.plan.improve_kernel import Changes, Kinds, Whole
+from zellige.plan.improve_kernel import PARTNERS, Changes, Kinds, Whole
 from zellige.plan.layout import Ints, int_array
 from zellige.plan.packing import Ranks, as_rows
 from zellige.problem import Rung
-
-PARTNERS = 4
-"""How many of the least loaded ranks a change is tried with where memory is loose."""
 
 
 def improve(
@@ -41,7 +38,7 @@ def improve(
         return
     loads, rows = ranks.loads_as_arrays(), counts if ranks.are_arrays else as_rows(counts, len(ranks.time))
     order = loads.time.argsort(kind="stable")
-    whole = Whole(loads, Kinds(*int_array(figures)), _change_arrays(times), rows, order)
+    whole = Whole(loads, Kinds(*int_array(figures)), change_arrays(times), rows, order)
     compiled(improve_kernel.__name__, "improve")(whole, room, goal, limit, partners)
     if not ranks.are_arrays:
         ranks.take(loads)
@@ -62,5 +59,6 @@ def _changes(times: tuple[int, ...]) -> Changes:
 
 
 @lru_cache(maxsize=256)
-def _change_arrays(times: tuple[int, ...]) -> Changes:
+def change_arrays(times: tuple[int, ...]) -> Changes:
+    """All changes between kinds of some times, as arrays."""
     return Changes(*map(int_array, _changes(times)))

@@ -7,6 +7,9 @@ from typing import NamedTuple
 from zellige.plan.layout import Ints
 from zellige.plan.packing_kernel import Loads
 
+PARTNERS = 4
+"""How many of the least loaded ranks a change is tried with where memory is loose."""
+
 
 class Kinds(NamedTuple):
     """By kind of whole sequence: its time, kept and live bytes."""

@@ -20,6 +20,9 @@ ONE_POD = 64
 
 MAX_DENSITIES = 5
 
+MAX_ANCHORS = 40
+"""Anchors a pod's worth of ranks beyond which no filler becomes one."""
+
 BLOCKS = "search over aligned blocks"
 FREE = "search over rank sets of any shape"
 
@@ -40,9 +43,9 @@ class Draft:
     lower: int = 0
     ranks: Ranks | None = None
 
-    @property
+    @cached_property
     def rounds(self) -> int:
-        """Ring rounds; 0 where nothing is split."""
+        """Ring rounds; 0 where nothing is split. For drafts that are complete."""
         return max((way.rung.option.config.k for way in self.split if way.rung.degree > 1), default=0)
 
 
@@ -167,6 +170,27 @@ def densities_of(task: Task) -> tuple[int, ...]:
     if last < MAX_DENSITIES:
         return tuple(ordered)
     return tuple(ordered[last * index // (MAX_DENSITIES - 1)] for index in range(MAX_DENSITIES))
+
+
+def anchors_of(task: Task, share: int) -> dict[str, int]:
+    """How many sequences of each bucket are anchors: all that fit on no rank whole or take longer than a part of the
+    bound, the longest first, up to a limit."""
+    most = MAX_ANCHORS * max(1, task.problem.cluster.num_ranks // 32)
+    anchors = {}
+    ordered = []
+    for name, number in task.numbers.items():
+        whole = task.whole.get(name)
+        if whole is None or whole.time > task.start:
+            anchors[name] = number
+            most -= number
+        elif whole.time * share > task.start:
+            ordered.append((-whole.time, name, number))
+    for _, name, number in sorted(ordered):
+        taken = min(number, most)
+        if taken > 0:
+            anchors[name] = taken
+            most -= taken
+    return anchors
 
 
 def members_of(task: Task, anchors: dict[str, int]) -> list[Anchor]:

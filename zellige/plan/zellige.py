@@ -7,13 +7,15 @@ from typing import NamedTuple
 from zellige.errors import NoRoomError
 from zellige.placement import Placement, Plan, Problem, Share, Solver, Tally, make_plan, require_placeable
 from zellige.plan.any_sets import Certificate
+from zellige.plan.attempt_kernel import CLOSE, GOOD, NEAR
+from zellige.plan.attempts import free_draft
 from zellige.plan.bounds import best_bound, least_time_of
 from zellige.plan.chain import SLACK, calls_ns, chain_ns
 from zellige.plan.choice import choose, split_ways
-from zellige.plan.drafts import CLOSE, draft, draft_freely, faster, floored, polish
+from zellige.plan.drafts import draft, polish
 from zellige.plan.search import Budget
 from zellige.plan.search_kernel import NEVER
-from zellige.plan.task import ONE_POD, Draft, Floors, Task, block_choices, make_task
+from zellige.plan.task import ONE_POD, Draft, Task, anchors_of, block_choices, make_task
 from zellige.plan.uniform import fill_groups, group_ways, uniform_degrees
 from zellige.problem import Rung
 from zellige.shards import WHOLE, ParallelConfig
@@ -22,24 +24,8 @@ from zellige.trace import no_collection
 SHARES = (5, 20, 50, 100)
 """Fillers longer than this part of the bound become anchors, round by round (a fifth, 5 %, 2 %, 1 %)."""
 
-MAX_ANCHORS = 40
-"""Anchors a pod's worth of ranks beyond which no filler becomes one."""
-
-GOOD = 9
-"""A draft within 2**-9 (0.2 %) of what its anchors reached, or of its bound, ends the rounds of the cut."""
-
 NODES = 6000
 """Nodes that the searches over aligned blocks visit together, for a family; they bound its planning time."""
-
-ATTEMPTS = (
-    (5, Floors(1, 1)), (20, Floors(8, 1)), (20, Floors(4, 1)), (20, Floors(1, 1)), (20, Floors(2, 1)),
-    (20, Floors(4, 4)), (20, Floors(8, 2)),
-)  # fmt: skip
-"""What is tried on rank sets that need not nest, until a draft is good: the cut (one of ``SHARES``), the floors."""
-
-NEAR = 8
-"""A plan within 2**-8 (0.4 %) of the bound that holds for any blocks ends the trial of more shapes of blocks."""
-
 
 FAIR = 6
 """Beyond one pod, a draft within 2**-6 (1.6 %) of the bound that left memory to the packing is not searched anew."""
@@ -91,6 +77,7 @@ def plan_zellige(problem: Problem) -> Plan:
         solver=Solver(name="aligned search", status="heuristic"),
         notes=(chosen.origin,),
         tally=_tally(problem, chosen),
+        sealed=False,
     )
 
 
@@ -184,7 +171,7 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
     choices of blocks are tried where the anchors stay far above the bound.
     """
     rungs = problem.rungs_within[family.limit] if family.limit else _whole_only(problem)
-    free, binds = _free_draft(problem, family, rungs)
+    free, binds = free_draft(problem, family.least, rungs) if family.limit else (None, False)
     if free is not None:
         if not known.is_near(_step(problem, free), NEAR):
             known.search(_step(problem, free))
@@ -224,39 +211,6 @@ def _waits(problem: Problem, free: Draft) -> bool:
     return bool(ways) and chain_ns(problem, ways) > free.longest + (free.longest >> SLACK)
 
 
-def _free_draft(problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]]) -> tuple[Draft | None, bool]:
-    """The best draft on rank sets that need not nest, for the engine that never waits for them; none where memory
-    binds, which the second value says.
-
-    The more ways the anchors are split, the more work and the more evenly they lie; each degree is tried as their
-    least.
-    """
-    cluster = problem.cluster
-    if problem.engine != "coalesced" or not family.limit or cluster.num_ranks > ONE_POD:
-        return None, False
-    task = Task(problem, rungs, problem.numbers, family.least, frozenset(), Budget(0))
-    good = family.least + (family.least >> GOOD)
-    best: Draft | None = None
-    seen: list[tuple[dict[str, int], dict[str, tuple[Rung, ...]]]] = []
-    for share, floors in ATTEMPTS:
-        anchors = _anchors(task, share)
-        fronts = floored(task, anchors, floors)
-        if (anchors, fronts) in seen:
-            continue
-        seen.append((anchors, fronts))
-        found, binds = draft_freely(task, anchors, fronts, best.longest if best else NEVER)
-        if binds and best is None:
-            return None, True
-        if found is None:
-            continue
-        if found.longest > good and (best is None or found.longest <= best.longest + (best.longest >> NEAR)):
-            found = polish(task, found)
-        best = faster(best, found)
-        if found.longest <= good:
-            break
-    return best, False
-
-
 def _whole_only(problem: Problem) -> dict[str, tuple[Rung, ...]]:
     return {name: tuple(rung for rung in rungs if rung.degree == 1) for name, rungs in problem.rungs_within[1].items()}
 
@@ -277,7 +231,7 @@ def _adapt(task: Task, before: Attempt, shares: tuple[int, ...]) -> Attempt:
     lower = task.start
     seen: list[dict[str, int]] = []
     for share in shares[1:] if binds else shares:
-        anchors = _anchors(task, share)
+        anchors = anchors_of(task, share)
         if anchors in seen:
             continue
         seen.append(anchors)
@@ -302,27 +256,6 @@ def _memory_may_bind(problem: Problem, rungs: dict[str, tuple[Rung, ...]]) -> bo
         for rung in rungs[name][:1]:
             needed += count * (rung.kept + rung.live) * rung.degree
     return 5 * needed > 3 * problem.cluster.num_ranks * problem.memory.room_bytes
-
-
-def _anchors(task: Task, share: int) -> dict[str, int]:
-    """How many sequences of each bucket are anchors: all that fit on no rank whole or take longer than a part of the
-    bound, the longest first, up to a limit."""
-    most = MAX_ANCHORS * max(1, task.problem.cluster.num_ranks // 32)
-    anchors = {}
-    ordered = []
-    for name, number in task.numbers.items():
-        whole = task.whole.get(name)
-        if whole is None or whole.time > task.start:
-            anchors[name] = number
-            most -= number
-        elif whole.time * share > task.start:
-            ordered.append((-whole.time, name, number))
-    for _, name, number in sorted(ordered):
-        taken = min(number, most)
-        if taken > 0:
-            anchors[name] = taken
-            most -= taken
-    return anchors
 
 
 def _placements(problem: Problem, found: Draft) -> list[Placement]:

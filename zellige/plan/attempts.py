@@ -1,0 +1,61 @@
+"""The best draft on rank sets that need not nest, of several attempts with more and less split anchors."""
+
+from __future__ import annotations
+
+from zellige.plan.attempt_kernel import GOOD, NEAR
+from zellige.plan.compiled import is_compiled
+from zellige.plan.drafts import draft_freely, faster, floored, polish
+from zellige.plan.search import Budget
+from zellige.plan.search_kernel import NEVER
+from zellige.plan.task import ONE_POD, Draft, Floors, Task, anchors_of
+from zellige.problem import Problem, Rung
+
+ATTEMPTS = (
+    (5, Floors(1, 1)), (20, Floors(8, 1)), (20, Floors(4, 1)), (20, Floors(1, 1)), (20, Floors(2, 1)),
+    (20, Floors(4, 4)), (20, Floors(8, 2)),
+)  # fmt: skip
+"""What is tried until a draft is good: the part of the bound from which on sequences are anchors (a fifth, 5 %), and
+their least degrees."""
+
+
+def free_draft(problem: Problem, least: int, rungs: dict[str, tuple[Rung, ...]]) -> tuple[Draft | None, bool]:
+    """The best draft on rank sets that need not nest, for the engine that never waits for them; none where memory
+    binds, which the second value says.
+
+    The more ways the anchors are split, the more work and the more evenly they lie; each degree is tried as their
+    least. No rank's time is below ``least`` under the ``rungs``.
+    """
+    if problem.engine != "coalesced" or problem.cluster.num_ranks > ONE_POD:
+        return None, False
+    task = Task(problem, rungs, problem.numbers, least, frozenset(), Budget(0))
+    cuts = {share: anchors_of(task, share) for share in dict(ATTEMPTS)}
+    trials = [(cuts[share], floors) for share, floors in ATTEMPTS]
+    if is_compiled():
+        from zellige.plan.attempt_arrays import best_compiled, may_compile
+
+        if may_compile(task):
+            return best_compiled(task, trials)
+    return best_interpreted(task, trials)
+
+
+def best_interpreted(task: Task, trials: list[tuple[dict[str, int], Floors]]) -> tuple[Draft | None, bool]:
+    """The best of the attempts, one after another, until one is good."""
+    good = task.start + (task.start >> GOOD)
+    best: Draft | None = None
+    seen: list[tuple[dict[str, int], dict[str, tuple[Rung, ...]]]] = []
+    for anchors, floors in trials:
+        fronts = floored(task, anchors, floors)
+        if (anchors, fronts) in seen:
+            continue
+        seen.append((anchors, fronts))
+        found, binds = draft_freely(task, anchors, fronts, best.longest if best else NEVER)
+        if binds and best is None:
+            return None, True
+        if found is None:
+            continue
+        if found.longest > good and (best is None or found.longest <= best.longest + (best.longest >> NEAR)):
+            found = polish(task, found)
+        best = faster(best, found)
+        if found.longest <= good:
+            break
+    return best, False
