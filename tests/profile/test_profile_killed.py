@@ -139,6 +139,25 @@ def test_a_time_that_cannot_be_one_is_refused_in_a_journal(tmp_path: Path, field
         Journal(path, header)
 
 
+@pytest.mark.parametrize("damage", ["a pace", "no samples"])
+def test_a_result_that_no_machine_gives_is_refused_in_a_journal(tmp_path: Path, damage: str) -> None:
+    place = setting()
+    header = JournalHeader(host=HOST, model="m", cluster="c", device="cpu", dtype="fp32", checkpoint="full")
+    path = tmp_path / "t.journal.jsonl"
+    journal = Journal(path, header)
+    for count in (1, 2, 3):
+        journal.add(made_result(place, Probe(place.buckets[0], WHOLE, count)))
+    journal.close()
+    lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    if damage == "a pace":
+        lines[2]["pace_ns"] *= 1000
+    else:
+        lines[2]["samples"] = []
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    with pytest.raises(FormatError, match="the same work took" if damage == "a pace" else "journal"):
+        Journal(path, header)
+
+
 def test_two_profiles_do_not_write_one_journal(tmp_path: Path) -> None:
     header = JournalHeader(host=HOST, model="m", cluster="c", device="cpu", dtype="fp32", checkpoint="full")
     path = tmp_path / "t.journal.jsonl"

@@ -111,7 +111,7 @@ def _torch() -> Any:
 
 
 def fewest_steps(probe: Probe) -> int:
-    """Measured steps of a probe, at least: the most for one of all buckets, on which laws of full stages rest."""
+    """Measured steps of a probe, at least: more for one of all buckets, on which laws of full stages rest."""
     return MIXED if probe.others else FEWEST
 
 
