@@ -15,7 +15,7 @@ from zellige.files import readable_json
 from zellige.measuring import Wanted, run_validation
 from zellige.placement import Plan, Problem, plan_digest
 from zellige.predictions import PlanPace, measured_calibration, plan_pace
-from zellige.recorded_runs import read_runs
+from zellige.recorded_runs import read_runs, recorded_cluster
 from zellige.trials import Observed, Runs
 from zellige.validation_plans import corners
 
@@ -117,3 +117,9 @@ def test_what_is_wrong_is_said_before_anything_is_measured(
     assert words in f"{raised.value.message} {raised.value.fix}"
     assert said == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_say_which_cluster_they_are_of(runs: Runs, tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(readable_json(runs))
+    assert recorded_cluster(str(path)) == "cpux8"

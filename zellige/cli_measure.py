@@ -126,7 +126,9 @@ def validate_command(
     prices: Annotated[str, typer.Option("--prices", help="A measured table; without it one is measured.")] = "",
     cluster: Annotated[
         list[str] | None,
-        typer.Option("--cluster", help="Clusters whose plans run here (repeatable); else cpux2, 4 or 8 by the cores."),
+        typer.Option(
+            "--cluster", help="Clusters whose plans run (repeatable); else the recorded, or one by the cores."
+        ),
     ] = None,
     model: ModelOption = "tiny-dit",
     device: Annotated[
@@ -138,7 +140,7 @@ def validate_command(
         list[str] | None,
         typer.Option("--policy", help="A policy's plan as well (repeatable); else zellige, usp, dp, knapformer."),
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Measured steps of a plan.")] = 4,
+    repeats: Annotated[int, typer.Option("--repeats", min=2, max=1000, help="Measured steps of a plan.")] = 4,
     minutes: MinutesOption = 0.65,
     measured: Annotated[str, typer.Option("--measured", help="Compare runs of this file; needs --prices.")] = "",
     save: Annotated[Path | None, typer.Option("--save", help="Keep the runs in this folder, and the table.")] = None,
@@ -149,8 +151,7 @@ def validate_command(
     json: JsonOption = False,
 ) -> None:
     """Predicted against measured, for real: run plans here and say how far to trust the order of plans."""
-    from zellige.measuring import Wanted, local_cluster, run_validation
-    from zellige.profile.host import available_cores
+    from zellige.measuring import Wanted, run_validation
     from zellige.validation_plans import POLICIES
     from zellige.validation_report import validation_lines, validation_tables
 
@@ -158,7 +159,7 @@ def validate_command(
     wanted = Wanted(
         batch=batch,
         prices=prices,
-        clusters=tuple(cluster or (local_cluster(available_cores()),)),
+        clusters=tuple(cluster or ()),
         model=model,
         device=device.value,
         alone=alone,

@@ -29,9 +29,10 @@ from zellige.profile.communication import link_groups, link_result
 from zellige.profile.compute import host_info, probe_measure
 from zellige.profile.estimate import is_cpu
 from zellige.profile.grid import probes
+from zellige.profile.host import available_cores
 from zellige.profile.profiler import Budget, Progress, profile
 from zellige.profile.table import Setting
-from zellige.recorded_runs import read_runs
+from zellige.recorded_runs import read_runs, recorded_cluster
 from zellige.shards import WIRE_BYTES
 from zellige.sources import Options, batches_of, build_problem, read_source
 from zellige.trials import How, Runs, run_plans
@@ -162,8 +163,15 @@ def run_validation(wanted: Wanted, report: Report, say: Callable[[str], None]) -
     with tempfile.TemporaryDirectory(prefix="zellige-validate-") as scratch:
         folder = wanted.save or Path(scratch)
         make_folder(folder)
-        setups = tuple(_setup(name, wanted, folder, report, say) for name in wanted.clusters)
+        setups = tuple(_setup(name, wanted, folder, report, say) for name in _clusters(wanted))
     return Validation(setups=setups, seconds=time.monotonic() - began)
+
+
+def _clusters(wanted: Wanted) -> tuple[str, ...]:
+    """Whose plans are compared: those that are named, or the recorded one, or the one that has a core for each rank."""
+    if wanted.clusters:
+        return wanted.clusters
+    return (recorded_cluster(wanted.measured) if wanted.measured else local_cluster(available_cores()),)
 
 
 def _refuse_at_once(wanted: Wanted) -> None:
@@ -206,6 +214,8 @@ def _table(
     """The given table, which must be of this machine, or one that is measured now."""
     if wanted.prices:
         table = read_table(wanted.prices)
+        if table.digest:
+            say(f"warning: {wanted.prices}: this table is {table.digest}, no program wrote it as it is")
         if not wanted.measured:
             require_here(table, host_info(wanted.device), wanted.prices)
         return table

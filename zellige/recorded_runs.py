@@ -15,6 +15,11 @@ from zellige.units import count_of
 RECORD_AGAIN = "validate --save DIR records runs and table"
 
 
+def recorded_cluster(path: str) -> str:
+    """The cluster that runs of a file are of; raises :class:`FormatError`."""
+    return decode_json(read_text(Path(path)), Runs, path).cluster
+
+
 def read_runs(path: str, problem: Problem) -> Runs:
     """Runs of a file; raises :class:`FormatError`, :class:`InvalidPlanError` or :class:`ModelMismatchError`.
 

@@ -173,7 +173,9 @@ def _basis(runs: Runs, ranks: int, together: int) -> str:
     """What predictions are held against, and whether prices were measured otherwise than plans ran."""
     measured = "one rank alone" if together == 1 else f"{together} ranks beside each other"
     if runs.observed[0].how == "alone":
-        return "replay of ranks that ran one by one" + ("" if together == 1 else f"; prices of {measured}")
+        return "replay of ranks that ran one by one, no makespan was measured" + (
+            "" if together == 1 else f"; prices of {measured}"
+        )
     if ranks > runs.cores:
         return f"replay of CPU time: {ranks} ranks share {runs.cores} cores, so no makespan was measured"
     return "replay of CPU time, and wall clock" + (f"; prices of {measured}" if together == 1 else "")

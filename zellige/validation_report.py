@@ -75,18 +75,20 @@ def validation_lines(setup: SetupReport) -> list[str]:
         else "interference brings sums no nearer to plans it was not fitted on, or upsets their order: leave it off"
     )
     if setup.policy_pairs:
-        lines.append("policies, how much longer the first takes than the second, and whether the order is sure:")
+        lines.append(
+            "policies, how much longer the first takes than the second by the replay, and whether the order is sure:"
+        )
         lines += _policy_lines(setup.policy_pairs)
     return lines
 
 
 def _policy_lines(pairs: Sequence[PairRow]) -> list[str]:
-    """A line for each two policies: measured, and what each model says of it."""
+    """A line for each two policies: by the replay, and what each model says of it."""
     by_names: dict[tuple[str, str], list[PairRow]] = {}
     for pair in pairs:
         by_names.setdefault((pair.first, pair.second), []).append(pair)
     return [
-        f"    {second} over {first}: measured {rows[0].measured - 1:+.1%}; "
+        f"    {second} over {first}: replayed {rows[0].measured - 1:+.1%}; "
         + "; ".join(f"{row.model} {row.predicted - 1:+.1%}, order {row.verdict}" for row in rows)
         for (first, second), rows in by_names.items()
     ]

@@ -166,3 +166,15 @@ def test_two_profiles_do_not_write_one_journal(tmp_path: Path) -> None:
         Journal(path, header)
     first.close()
     Journal(path, header).close()
+
+
+def test_a_file_that_is_no_journal_is_not_written_over(tmp_path: Path) -> None:
+    header = JournalHeader(host=HOST, model="m", cluster="c", device="cpu", dtype="fp32", checkpoint="full")
+    path = tmp_path / "t.journal.jsonl"
+    path.write_bytes(b"my notes")
+    with pytest.raises(FormatError, match="journal"):
+        Journal(path, header)
+    assert path.read_bytes() == b"my notes"
+    path.write_bytes(msgspec.json.encode(header)[:40])
+    Journal(path, header).close()
+    assert path.read_bytes() == msgspec.json.encode(header) + b"\n"

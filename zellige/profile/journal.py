@@ -70,6 +70,8 @@ class Journal:
         except OSError as error:
             raise FileError(f"cannot read {str(self.path)!r}: {error.strerror or error}") from None
         whole = data.rfind(b"\n") + 1
+        if not whole and not msgspec.json.encode(header).startswith(data):
+            raise FormatError("this is not a profile's journal", where=str(self.path), fix="another --out")
         lines = data[:whole].splitlines()
         if not lines:
             return 0
