@@ -12,7 +12,7 @@ from oracle.brute_force import random_problem
 
 from zellige.catalog import load_cluster, load_model
 from zellige.placement import Problem
-from zellige.plan.attempts import ATTEMPTS, best_interpreted, free_draft
+from zellige.plan.attempts import ATTEMPTS, MORE_ATTEMPTS, best_interpreted, free_draft
 from zellige.plan.bounds import least_time_of
 from zellige.plan.compiled import LARGEST, is_compiled, prefer_compiled
 from zellige.plan.search import Budget
@@ -106,6 +106,6 @@ def test_figures_too_large_for_compiled_loops_are_drafted_all_the_same() -> None
     assert may_compile(task)
     assert not may_compile(huge)
     found, binds = free_draft(problem, LARGEST, problem.rungs_within[limit])
-    trials = [(anchors_of(huge, share), floors) for share, floors in ATTEMPTS]
-    expected, expected_binds = best_interpreted(huge, trials)
+    trials = [(anchors_of(huge, share), floors) for share, floors in ATTEMPTS + MORE_ATTEMPTS]
+    expected, expected_binds = best_interpreted(huge, trials, len(ATTEMPTS))
     assert (_figures(found), binds) == (_figures(expected), expected_binds)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zellige.plan import refine_kernel
 from zellige.plan.compiled import is_compiled, prefer_compiled
 from zellige.plan.packing import Ranks, Split
 from zellige.plan.refine import Book, refine
@@ -81,12 +83,39 @@ def run(case: Case) -> None:
 @settings(max_examples=200)
 @given(cases())
 def test_the_search_takes_the_best_step_each_time(case: Case) -> None:
-    expected = case.copy()
-    run(case)
+    expected, was = case.copy(), is_compiled()
+    try:
+        prefer_compiled(False)
+        with patch.object(refine_kernel, "divide_pair", lambda _, split, *__: (split, 0)):
+            run(case)
+    finally:
+        prefer_compiled(was)
     for _ in range(expected.limits[2]):
         if not step_slowly(expected):
             break
     assert case.state() == expected.state()
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_the_search_loses_nothing_and_slows_nothing(case: Case) -> None:
+    before = case.copy()
+    run(case)
+    assert max(case.ranks.time) <= max(before.ranks.time)
+    assert max(case.ranks.kept) <= max(case.limits[0], *before.ranks.kept)
+    for name in {*case.whole, *(way.bucket for way in before.split)}:
+        sums = [
+            sum(each.whole.get(name, [])) + sum(way.bucket == name for way in each.split) for each in (before, case)
+        ]
+        assert sums[0] == sums[1]
+    ranks = Ranks(len(case.ranks.time))
+    for name, counts in case.whole.items():
+        ranks.add_counts(counts, case.alone[name])
+    for way in case.split:
+        assert len(set(way.ranks)) == way.rung.degree
+        ranks.add(way.ranks, way.rung)
+    assert (ranks.time, ranks.kept) == (case.ranks.time, case.ranks.kept)
+    assert all(stated >= held for stated, held in zip(case.ranks.live, ranks.live, strict=True))
 
 
 @settings(max_examples=200)

@@ -31,9 +31,9 @@ def may_compile(task: Task) -> bool:
     return is_compiled() and 2 * num_ranks * sequences * max(longest, room, task.start) < LARGEST
 
 
-def best_compiled(task: Task, trials: Trials) -> tuple[Draft | None, bool]:
+def best_compiled(task: Task, trials: Trials, usual: int) -> tuple[Draft | None, bool]:
     """The best of the attempts (:func:`zellige.plan.attempts.free_draft`) in compiled loops."""
-    arrays = AttemptArrays(task, trials)
+    arrays = AttemptArrays(task, trials, usual)
     longest = arrays.run()
     if longest == BINDS:
         return None, True
@@ -43,7 +43,7 @@ def best_compiled(task: Task, trials: Trials) -> tuple[Draft | None, bool]:
 class AttemptArrays:
     """What compiled attempts read and change, for the sequences of one task."""
 
-    def __init__(self, task: Task, trials: Trials) -> None:
+    def __init__(self, task: Task, trials: Trials, usual: int) -> None:
         cluster, whole = task.problem.cluster, task.whole
         self.task = task
         self.names = [*whole, *[name for name in task.numbers if name not in whole]]
@@ -59,7 +59,7 @@ class AttemptArrays:
         sizes = (len(self.names), len(whole), len(self.rungs))
         self.setting = Setting(
             task.start, task.problem.memory.room_bytes, cluster.num_nodes, cluster.ranks_per_node, *sizes,
-            len(trials), MAX_STEPS,
+            len(trials), usual, MAX_STEPS,
         )  # fmt: skip
         self.places, size = _places(cluster.num_ranks, sizes, depths, len(trials), len(cuts))
         self.array = np.empty(size, dtype=np.int64)
@@ -138,6 +138,7 @@ def _places(ranks: int, given: tuple[int, int, int], depths: int, trials: int, c
     sizes |= dict.fromkeys([f"table_{figure}" for figure in figures], rungs)
     sizes |= {"table_first": buckets, "table_last": buckets, "table_alone": kinds}
     sizes |= dict.fromkeys(("table_source", "slot", "tried"), rungs)
+    sizes |= dict.fromkeys(("pool", "taken", "divided"), kinds)
     each = ("bucket", "rung", "first")
     sizes |= dict.fromkeys([*[f"way_{name}" for name in each], "way_listed"], ways) | {"way_ranks": ways * ranks}
     sizes |= dict.fromkeys([f"spare_{name}" for name in each], ways) | {"spare_ranks": ways * ranks}

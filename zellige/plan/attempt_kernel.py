@@ -9,11 +9,13 @@ An attempt takes some of the longest sequences as anchors, from some degree on; 
 from __future__ import annotations
 
 from zellige.plan.attempt_places import BEST, SAND, SPLIT, AttemptPlaces, Setting
+from zellige.plan.divide_kernel import Kinds, Pool
 from zellige.plan.free_kernel import DEPTHS, FreePlaces, place_freely
-from zellige.plan.improve_kernel import PARTNERS, Changes, Kinds, Whole, improve
+from zellige.plan.held_kernel import Held, Table, Ways
+from zellige.plan.improve_kernel import PARTNERS, Changes, Whole, improve
 from zellige.plan.layout import Ints
 from zellige.plan.packing_kernel import Loads, pour
-from zellige.plan.refine_kernel import Held, Limits, Table, Ways, refine
+from zellige.plan.refine_kernel import Limits, refine
 from zellige.plan.search_kernel import NEVER
 
 GOOD = 9
@@ -50,6 +52,8 @@ def try_all(
     for rank in range(has.num_nodes * has.per_node):
         v[to.path_rank + rank], v[to.path_load + rank] = rank, 0
     for attempt in range(has.attempts):
+        if attempt >= has.usual and longest <= has.start + (has.start >> NEAR):
+            break
         _choose_fronts(attempt, w, has, at)
         if _is_known(attempt, w, has, at):
             continue
@@ -236,13 +240,18 @@ def _improve(
             w[here] = w[here - 1]
             here -= 1
         w[here] = rank
+    order = w[at.order : at.order + size]
+    whole = Whole(_loads(w, size, at), _pool(w, has, at), changes, counts, order)
+    improve(whole, has.room, goal, MAX_CHANGES, partners)
+
+
+def _pool(w: Ints, has: Setting, at: AttemptPlaces) -> Pool:
     kinds = Kinds(
         w[at.kind_time : at.kind_time + has.kinds],
         w[at.kind_kept : at.kind_kept + has.kinds],
         w[at.kind_live : at.kind_live + has.kinds],
     )
-    order = w[at.order : at.order + size]
-    improve(Whole(_loads(w, size, at), kinds, changes, counts, order), has.room, goal, MAX_CHANGES, partners)
+    return Pool(kinds, w[at.pool : at.taken], w[at.taken : at.divided], w[at.divided : at.divided + has.kinds])
 
 
 def _polish(w: Ints, counts: Ints, has: Setting, at: AttemptPlaces, changes: Changes) -> None:
@@ -314,7 +323,7 @@ def _refine(goal: int, w: Ints, counts: Ints, has: Setting, at: AttemptPlaces) -
     )  # fmt: skip
     order, chosen = w[at.order : at.order + size], w[at.chosen : at.chosen + size]
     tried = w[at.tried : at.tried + most]
-    held = Held(_loads(w, size, at), table, ways, counts, order, chosen, tried, has.per_node)
+    held = Held(_loads(w, size, at), table, ways, counts, order, chosen, tried, _pool(w, has, at), has.per_node)
     split = refine(held, w[at.numbers + SPLIT], Limits(has.room, goal, has.steps))
     w[at.numbers + SPLIT] = split
     _write_anew(split, at.spare_bucket, at.spare_rung, at.spare_first, at.spare_ranks, w, at)

@@ -10,7 +10,8 @@ SPLIT, BEST, SAND = range(3)
 
 class Setting(NamedTuple):
     """What is drafted: the time that no plan is below, the room of a rank, nodes and ranks of each, and how many
-    buckets, buckets whose sequences fit whole, rungs and attempts there are."""
+    buckets, buckets whose sequences fit whole, rungs and attempts there are; how many attempts are usual, and steps of
+    a local search."""
 
     start: int
     room: int
@@ -20,6 +21,7 @@ class Setting(NamedTuple):
     kinds: int
     rungs: int
     attempts: int
+    usual: int
     steps: int
 
 
@@ -32,9 +34,9 @@ class AttemptPlaces(NamedTuple):
     * By cut how many sequences of each bucket are anchors; by attempt whether a rung is one of their front.
     * By anchor its bucket; by rung of the search over rank sets which it is.
     * By rank its loads, room to sort ranks and nodes, and how many of a kind go there.
-    * ``table_...``: the rungs of the local search (:class:`zellige.plan.refine_kernel.Table`), which each is
-      (``table_source``), and where a rung stands among them (``slot``, -1 for nowhere).
-    * ``way_...``: what is split (:class:`zellige.plan.refine_kernel.Ways`); ``best_...``: of the best draft, with rungs
+    * ``table_...``: the rungs of the local search (:class:`zellige.plan.held_kernel.Table`), which each is
+      (``table_source``), and where a rung stands among them (``slot``, -1 for nowhere). By kind what two ranks divide.
+    * ``way_...``: what is split (:class:`zellige.plan.held_kernel.Ways`); ``best_...``: of the best draft, with rungs
       as given; ``spare_...``: room to write them anew.
     * ``numbers``: :data:`SPLIT` and what follows it.
     """
@@ -77,6 +79,9 @@ class AttemptPlaces(NamedTuple):
     table_source: int
     slot: int
     tried: int
+    pool: int
+    taken: int
+    divided: int
     way_bucket: int
     way_rung: int
     way_first: int

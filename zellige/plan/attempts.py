@@ -17,6 +17,9 @@ ATTEMPTS = (
 """What is tried until a draft is good: the part of the bound from which on sequences are anchors (a fifth, 5 %), and
 their least degrees."""
 
+MORE_ATTEMPTS = ((20, Floors(16, 1)), (20, Floors(12, 1)), (20, Floors(6, 1)), (20, Floors(3, 1)))
+"""What is tried then where no draft is near what it may reach."""
+
 
 def free_draft(problem: Problem, least: int, rungs: dict[str, tuple[Rung, ...]]) -> tuple[Draft | None, bool]:
     """The best draft on rank sets that need not nest, for the engine that never waits for them; none where memory
@@ -28,22 +31,25 @@ def free_draft(problem: Problem, least: int, rungs: dict[str, tuple[Rung, ...]])
     if problem.engine != "coalesced" or problem.cluster.num_ranks > ONE_POD:
         return None, False
     task = Task(problem, rungs, problem.numbers, least, frozenset(), Budget(0))
-    cuts = {share: anchors_of(task, share) for share in dict(ATTEMPTS)}
-    trials = [(cuts[share], floors) for share, floors in ATTEMPTS]
+    attempts = ATTEMPTS + MORE_ATTEMPTS
+    cuts = {share: anchors_of(task, share) for share in dict(attempts)}
+    trials = [(cuts[share], floors) for share, floors in attempts]
     if is_compiled():
         from zellige.plan.attempt_arrays import best_compiled, may_compile
 
         if may_compile(task):
-            return best_compiled(task, trials)
-    return best_interpreted(task, trials)
+            return best_compiled(task, trials, len(ATTEMPTS))
+    return best_interpreted(task, trials, len(ATTEMPTS))
 
 
-def best_interpreted(task: Task, trials: list[tuple[dict[str, int], Floors]]) -> tuple[Draft | None, bool]:
-    """The best of the attempts, one after another, until one is good."""
+def best_interpreted(task: Task, trials: list[tuple[dict[str, int], Floors]], usual: int) -> tuple[Draft | None, bool]:
+    """The best of the attempts, one after another, until one is good or, after the ``usual`` ones, near."""
     good = task.start + (task.start >> GOOD)
     best: Draft | None = None
     seen: list[tuple[dict[str, int], dict[str, tuple[Rung, ...]]]] = []
-    for anchors, floors in trials:
+    for number, (anchors, floors) in enumerate(trials):
+        if number >= usual and best is not None and best.longest <= task.start + (task.start >> NEAR):
+            break
         fronts = floored(task, anchors, floors)
         if (anchors, fronts) in seen:
             continue

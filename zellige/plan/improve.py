@@ -7,8 +7,9 @@ from functools import lru_cache
 
 from zellige.plan import improve_kernel
 from zellige.plan.compiled import compiled
-from zellige.plan.improve_kernel import PARTNERS, Changes, Kinds, Whole
-from zellige.plan.layout import Ints, int_array
+from zellige.plan.divide_kernel import Kinds, Pool
+from zellige.plan.improve_kernel import PARTNERS, Changes, Whole
+from zellige.plan.layout import Ints, int_array, zeros
 from zellige.plan.packing import Ranks, as_rows
 from zellige.problem import Rung
 
@@ -33,12 +34,14 @@ def improve(
     times = tuple(figures.time)
     if not ranks.may_compile(room, goal, *figures.time, *figures.kept, *figures.live):
         order = sorted(range(len(ranks.time)), key=ranks.time.__getitem__)
-        whole = Whole(ranks.loads, figures, _changes(times), counts, order)
+        pool = Pool(figures, *[[0] * len(kinds) for _ in range(3)])
+        whole = Whole(ranks.loads, pool, _changes(times), counts, order)
         improve_kernel.improve(whole, room, goal, limit, partners)
         return
     loads, rows = ranks.loads_as_arrays(), counts if ranks.are_arrays else as_rows(counts, len(ranks.time))
     order = loads.time.argsort(kind="stable")
-    whole = Whole(loads, Kinds(*int_array(figures)), change_arrays(times), rows, order)
+    pool = Pool(Kinds(*int_array(figures)), *zeros(3, len(kinds)))
+    whole = Whole(loads, pool, change_arrays(times), rows, order)
     compiled(improve_kernel.__name__, "improve")(whole, room, goal, limit, partners)
     if not ranks.are_arrays:
         ranks.take(loads)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zellige.plan.divide_kernel import Pool, Rest, divide
 from zellige.plan.layout import Ints
 from zellige.plan.packing_kernel import Loads
 
 PARTNERS = 4
 """How many of the least loaded ranks a change is tried with where memory is loose."""
-
-
-class Kinds(NamedTuple):
-    """By kind of whole sequence: its time, kept and live bytes."""
-
-    time: Ints
-    kept: Ints
-    live: Ints
 
 
 class Changes(NamedTuple):
@@ -29,10 +22,11 @@ class Changes(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """Whole sequences on ranks: ``counts[kind][rank]`` of them, and the ranks by (time, rank)."""
+    """Whole sequences on ranks: ``counts[kind][rank]`` of them, and the ranks by (time, rank); ``pool`` for what two
+    ranks divide."""
 
     loads: Loads
-    kinds: Kinds
+    pool: Pool
     changes: Changes
     counts: Ints
     order: Ints
@@ -59,12 +53,15 @@ def improve(whole: Whole, room: int, goal: int, limit: int, partners: int) -> in
             if found >= 0:
                 best, partner = found, near
                 below = max(time[slowest] - changes.saves[best], time[rank] + changes.saves[best])
-        if best < 0:
-            return made
-        rank = order[partner]
-        _move_one(whole, changes.leaves[best], slowest, rank)
-        if changes.comes[best] >= 0:
-            _move_one(whole, changes.comes[best], rank, slowest)
+        if best >= 0:
+            rank = order[partner]
+            _move_one(whole, changes.leaves[best], slowest, rank)
+            if changes.comes[best] >= 0:
+                _move_one(whole, changes.comes[best], rank, slowest)
+        else:
+            partner = _divide(whole, slowest, room)
+            if partner < 0:
+                return made
         if _settle(order, partner, time) >= place:
             place -= 1
         _settle(order, place, time)
@@ -100,7 +97,7 @@ def _best_change(whole: Whole, slowest: int, rank: int, room: int, below: int) -
 
 def _possible(whole: Whole, change: int, slowest: int, rank: int, room: int) -> bool:
     """Whether the ranks hold what a change moves and have room for it."""
-    loads, kinds, counts = whole.loads, whole.kinds, whole.counts
+    loads, kinds, counts = whole.loads, whole.pool.kinds, whole.counts
     leaves, comes = whole.changes.leaves[change], whole.changes.comes[change]
     if not counts[leaves][slowest]:
         return False
@@ -114,9 +111,35 @@ def _possible(whole: Whole, change: int, slowest: int, rank: int, room: int) -> 
     return bool(loads.kept[rank] + moved + max(loads.live[rank], kinds.live[leaves]) <= room)
 
 
+def _divide(whole: Whole, slowest: int, room: int) -> int:
+    """Divide what the slowest rank and the least loaded one that allows it run whole, so that both are below the
+    slowest's time; the partner's place in ``order``, or -1."""
+    loads, pool, counts, kinds = whole.loads, whole.pool, whole.counts, whole.pool.kinds
+    limit = loads.time[slowest]
+    for near in range(len(whole.order)):
+        rank = whole.order[near]
+        if loads.time[rank] >= limit:
+            break
+        mine, others, my_kept, others_kept = limit, loads.time[rank], loads.kept[slowest], loads.kept[rank]
+        for kind in range(len(counts)):
+            here, there = counts[kind][slowest], counts[kind][rank]
+            pool.number[kind] = here + there
+            mine, others = mine - here * kinds.time[kind], others - there * kinds.time[kind]
+            my_kept, others_kept = my_kept - here * kinds.kept[kind], others_kept - there * kinds.kept[kind]
+        rest = Rest(mine, others, my_kept, others_kept, loads.live[slowest], loads.live[rank])
+        if divide(pool, rest, room, limit) < limit:
+            for kind in range(len(counts)):
+                more = counts[kind][slowest] - pool.best[kind]
+                source, target = (slowest, rank) if more > 0 else (rank, slowest)
+                for _ in range(abs(more)):
+                    _move_one(whole, kind, source, target)
+            return near
+    return -1
+
+
 def _move_one(whole: Whole, kind: int, source: int, target: int) -> None:
     """Largest live segments are not lowered when their sequence leaves, so that memory is never under-counted."""
-    loads, kinds, counts = whole.loads, whole.kinds, whole.counts
+    loads, kinds, counts = whole.loads, whole.pool.kinds, whole.counts
     counts[kind][source] -= 1
     counts[kind][target] += 1
     loads.time[source] -= kinds.time[kind]

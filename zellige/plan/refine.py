@@ -12,9 +12,11 @@ from itertools import accumulate
 
 from zellige.plan import refine_kernel
 from zellige.plan.compiled import compiled
+from zellige.plan.divide_kernel import Kinds, Pool
+from zellige.plan.held_kernel import Held, Table, Ways
 from zellige.plan.layout import Ints, int_array, zeros
 from zellige.plan.packing import Ranks, Split, as_rows
-from zellige.plan.refine_kernel import Held, Limits, Table, Ways
+from zellige.plan.refine_kernel import Limits
 from zellige.problem import Rung
 
 
@@ -31,13 +33,15 @@ def refine(ranks: Ranks, split: list[Split], counts: Ints, book: Book, room: int
     order = list(range(len(ranks.time)))
     if not ranks.may_compile(room, goal, *table.work, *table.kept, *table.live):
         ways = Ways(*(each + [0] * more for each, more in zip(ways, spare, strict=True)))
-        held = Held(ranks.loads, table, ways, counts, order, order[:], [0] * len(table.work), book.per_node)
+        pool = Pool(book.kinds(), *[[0] * len(counts) for _ in range(3)])
+        held = Held(ranks.loads, table, ways, counts, order, order[:], [0] * len(table.work), pool, book.per_node)
         number = refine_kernel.refine(held, len(split), limits)
     else:
         loads, rows = ranks.loads_as_arrays(), counts if ranks.are_arrays else as_rows(counts, len(order))
         places, tried = int_array(order), zeros(len(table.work))
         ways = Ways(*(_extended(each, more) for each, more in zip(ways, spare, strict=True)))
-        held = Held(loads, book.table_of_arrays(), ways, rows, places, places.copy(), tried, book.per_node)
+        pool = Pool(Kinds(*map(int_array, book.kinds())), *zeros(3, len(rows)))
+        held = Held(loads, book.table_of_arrays(), ways, rows, places, places.copy(), tried, pool, book.per_node)
         number = compiled(refine_kernel.__name__, "refine")(held, len(split), limits)
         if not ranks.are_arrays:
             ranks.take(loads)
@@ -54,7 +58,7 @@ def _extended(values: list[int], more: int) -> Ints:
 
 
 class Book:
-    """Rungs of buckets by number, for the kernel; :class:`zellige.plan.refine_kernel.Table` says how.
+    """Rungs of buckets by number, for the kernel; :class:`zellige.plan.held_kernel.Table` says how.
 
     ``alone`` is how whole sequences run, ``rungs`` are the ways that sequences may run, those of least work first.
     """
@@ -88,6 +92,11 @@ class Book:
             firsts = [0, *self.last[:-1]]
             self._tables[size] = Table(work, time, degree, nodes, kept, live, firsts, self.last, self.alone)
         return self._tables[size]
+
+    def kinds(self) -> Kinds:
+        """Time, kept and live bytes of sequences that run whole."""
+        alone = [self.rungs[place] for place in self.alone]
+        return Kinds([rung.time for rung in alone], [rung.kept for rung in alone], [rung.live for rung in alone])
 
     def table_of_arrays(self) -> Table:
         """The same as arrays."""

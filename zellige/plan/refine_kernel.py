@@ -4,53 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zellige.plan.held_kernel import WHOLE, Held, sort_ranks, take_off
 from zellige.plan.layout import Ints
-from zellige.plan.packing_kernel import Loads
+from zellige.plan.pair_kernel import divide_pair
 
 NEVER = 2**62
-
-WHOLE = 0
-"""The place among :class:`Ways` where a whole sequence of the slowest rank is written while it is tried."""
-
-
-class Table(NamedTuple):
-    """Rungs of all buckets, those of a bucket one after another: from ``first[bucket]`` up to ``last[bucket]`` the ways
-    that its sequences may run; ``alone[bucket]`` is how they run whole."""
-
-    work: Ints
-    time: Ints
-    degree: Ints
-    nodes: Ints
-    kept: Ints
-    live: Ints
-    first: Ints
-    last: Ints
-    alone: Ints
-
-
-class Ways(NamedTuple):
-    """Split sequences from place 1 on: bucket, rung, and where in ``ranks`` their ranks (ascending) start; ``listed``
-    are the places of those that there are, in order."""
-
-    bucket: Ints
-    rung: Ints
-    first: Ints
-    listed: Ints
-    ranks: Ints
-
-
-class Held(NamedTuple):
-    """What ranks hold: their loads, split sequences, ``counts[bucket][rank]`` whole ones; ``order`` are the ranks of
-    each node by (time, rank); ``chosen`` has room for as many nodes, ``tried`` for all rungs."""
-
-    loads: Loads
-    table: Table
-    ways: Ways
-    counts: Ints
-    order: Ints
-    chosen: Ints
-    tried: Ints
-    per_node: int
 
 
 class Limits(NamedTuple):
@@ -81,7 +39,7 @@ def refine(held: Held, split: int, limits: Limits) -> int:
     time, ways, tried = held.loads.time, held.ways, held.tried
     free = split + 1
     for first in range(0, len(time), held.per_node):
-        _sort(held.order, first, first + held.per_node, time)
+        sort_ranks(held.order, first, first + held.per_node, time)
     for number in range(1, limits.steps + 1):
         slowest, least = _slowest(time, limits.goal)
         if time[slowest] <= limits.goal:
@@ -102,9 +60,15 @@ def refine(held: Held, split: int, limits: Limits) -> int:
             rung, best = _best_rung(held, way, limits.room, time[slowest], least, best)
             if rung >= 0:
                 step = Step(way, bucket, rung)
-        if step.rung < 0:
+        if step.rung >= 0:
+            split, free = _apply(held, step, slowest, split, free)
+            continue
+        split, found = divide_pair(held, split, free, slowest, limits.room)
+        if not found:
             break
-        split, free = _apply(held, step, slowest, split, free)
+        free = found
+        for first in range(0, len(time), held.per_node):
+            sort_ranks(held.order, first, first + held.per_node, time)
     return split
 
 
@@ -139,7 +103,7 @@ def _best_rung(held: Held, way: int, room: int, limit: int, least: int, best: En
     """The rung under which a way is better than the best step so far, with all ranks below a limit; -1 for none."""
     table, bucket, old, found = held.table, held.ways.bucket[way], held.ways.rung[way], -1
     times, works = table.time, table.work
-    _take_off(held, way, 1)
+    take_off(held, way, 1)
     lowest = NEVER
     for first in range(0, len(held.order), held.per_node):
         lowest = min(lowest, held.loads.time[held.order[first]])
@@ -151,38 +115,8 @@ def _best_rung(held: Held, way: int, room: int, limit: int, least: int, best: En
         entry = (max(peak, least), added, peak)
         if peak < limit and entry < best and _has_room(held, rung, room):
             found, best = rung, entry
-    _take_off(held, way, -1)
+    take_off(held, way, -1)
     return found, best
-
-
-def _take_off(held: Held, way: int, sign: int) -> None:
-    """Take a way off its ranks (``sign`` 1), or put it on them (-1)."""
-    loads, ranks, rung, first = held.loads, held.ways.ranks, held.ways.rung[way], held.ways.first[way]
-    stop = first + held.table.degree[rung]
-    time, kept = sign * held.table.time[rung], sign * held.table.kept[rung]
-    for place in range(first, stop):
-        loads.time[ranks[place]] -= time
-        loads.kept[ranks[place]] -= kept
-    node = -1
-    for place in range(first, stop):
-        start = ranks[place] // held.per_node * held.per_node
-        if start != node:
-            node = start
-            _sort(held.order, node, node + held.per_node, loads.time)
-
-
-def _sort(order: Ints, first: int, last: int, time: Ints) -> None:
-    """Put ranks in order of (time, rank); quick where they nearly are."""
-    for index in range(first + 1, last):
-        rank, place = order[index], index
-        load = time[rank]
-        while place > first:
-            other = order[place - 1]
-            if time[other] < load or (time[other] == load and other < rank):
-                break
-            order[place] = other
-            place -= 1
-        order[place] = rank
 
 
 def _choose_nodes(held: Held, rung: int) -> int:
@@ -230,10 +164,10 @@ def _apply(held: Held, step: Step, slowest: int, split: int, free: int) -> tuple
             place += 1
         for after in range(place, split):
             ways.listed[after] = ways.listed[after + 1]
-    _take_off(held, step.way, 1)
+    take_off(held, step.way, 1)
     _choose_nodes(held, step.rung)
     _write_split(held, free, step.bucket, step.rung)
-    _take_off(held, free, -1)
+    take_off(held, free, -1)
     for place in range(ways.first[free], ways.first[free + 1]):
         live[ways.ranks[place]] = max(live[ways.ranks[place]], held.table.live[step.rung])
     if held.table.degree[step.rung] == 1:
