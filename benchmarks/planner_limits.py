@@ -4,8 +4,8 @@
         [--start POLICY] [--moves 20000000] [--states 20000]
 
 For every batch whose certified gap or gap within aligned blocks is above the given ones: simulated annealing from the
-plan (three runs; by prices alone, so that its plans are also put into the event simulator), and the bound B6 with many
-more states. What lies between is unknown.
+plan (three runs; by prices alone, so that its plans are also put into the event simulator), the bound B6 with many
+more states, and B7, which plan --certify states. What lies between is unknown.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from zellige.errors import ZelligeError
 from zellige.placement import Plan, Problem, make_plan
 from zellige.plan import plan_batch, prefer_compiled
 from zellige.plan.bounds import best_bound
+from zellige.plan.whole_fillers import whole_fillers_bound
 
 
 def main() -> None:
@@ -56,6 +57,8 @@ def line(suite: str, name: str, problem: Problem, plan: Plan, blocks: float, tol
     deep = deep_bound(problem, plan.makespan_ns, told.states)
     text = f"{suite} {name:18} certified {plan.gap:6.2%} within blocks {blocks:6.2%}"
     text += f" | B6 deep: {plan.makespan_ns / deep - 1:6.2%}"
+    whole = whole_fillers_bound(problem, plan.bound_ns, plan.makespan_ns)
+    text += f" | B7: {plan.makespan_ns / whole - 1:6.2%}"
     start = plan if told.start == plan.policy else plan_batch(problem, told.start, "coalesced")
     found = anneal(problem, start, plan.makespan_ns, told.moves, seed=1)
     if found is None:

@@ -49,6 +49,10 @@ def plan_command(
         str, typer.Option("--micro-steps", help="auto or a number: accumulate gradients where one step is too small.")
     ] = "",
     stream: Annotated[bool, typer.Option("--stream", help="Plan a run of batches, one JSON line each.")] = False,
+    certify: Annotated[
+        bool,
+        typer.Option("--certify", help="Look for a better bound than planning has time for (seconds to a minute)."),
+    ] = False,
     ahead: Annotated[int | None, typer.Option("--ahead", min=1, help="Batches under way with --stream (4).")] = None,
     cluster: ClusterOption = "",
     model: ModelOption = "",
@@ -78,6 +82,8 @@ def plan_command(
     steps = _micro_steps(micro_steps)
     if stream and micro_steps:
         raise UsageError("--stream plans single steps", fix="plan the batches that need --micro-steps one by one")
+    if certify:
+        _require_one_step(stream, steps)
     if ahead is not None and not stream:
         raise UsageError("--ahead is for --stream", fix="leave it out")
     refuse_overwriting({"-o": output}, [*arguments, prices, cluster, model, buckets])
@@ -89,7 +95,17 @@ def plan_command(
     if stream:
         _plan_run(sources, options, policy, ahead, output)
     else:
-        _plan_one(sources, options, policy, steps, output, json)
+        _plan_one(sources, options, policy, steps, certify, output, json)
+
+
+def _require_one_step(stream: bool, steps: int) -> None:
+    """Raise where --certify is given with what makes several plans."""
+    if stream or steps != 1:
+        other = "--stream" if stream else "--micro-steps"
+        raise UsageError(
+            f"--certify is for one plan of one step, and not for {other}",
+            fix=f"plan a batch alone with --certify, or leave out --certify or {other}",
+        )
 
 
 AUTO = 0
@@ -107,8 +123,11 @@ def _micro_steps(text: str) -> int:
     raise UsageError(f"--micro-steps {text} is no number of micro-steps", fix="--micro-steps auto, or 1 or more")
 
 
-def _plan_one(sources: list[Any], options: Any, policy: str, steps: int, output: Path | None, json: bool) -> None:
+def _plan_one(
+    sources: list[Any], options: Any, policy: str, steps: int, certify: bool, output: Path | None, json: bool
+) -> None:
     from zellige.files import readable_json, write_text
+    from zellige.placement import Plan
     from zellige.plan.micro_steps import micro_steps_advice, plan_in_steps, plan_one_step, policy_planner
     from zellige.profile.host import table_warnings
     from zellige.report import plan_lines, schedule_lines
@@ -125,6 +144,9 @@ def _plan_one(sources: list[Any], options: Any, policy: str, steps: int, output:
     say(*table_warnings(problems[0].prices))
     problem, planner = policy_planner(problems[0], policy, options.engine)
     result = plan_one_step(problem, planner) if steps == 1 else plan_in_steps(problem, planner, steps or None)
+    certified: list[str] = []
+    if certify and isinstance(result, Plan):
+        result, certified = _certified(problem, result)
     if output is not None:
         write_text(output, readable_json(result))
     told = problem.prices.sources, problem.memory.reserved_bytes
@@ -134,10 +156,30 @@ def _plan_one(sources: list[Any], options: Any, policy: str, steps: int, output:
     if json:
         print_json(result)
     else:
-        print_lines([*lines, *([f"written to {output}"] if output else [])])
+        print_lines([*lines, *certified, *([f"written to {output}"] if output else [])])
     if not result.fits:
         say(f"one step does not hold the batch; try: {micro_steps_advice(problem, planner)}")
         raise typer.Exit(1)
+
+
+def _certified(problem: Any, plan: Any) -> tuple[Any, list[str]]:
+    """A plan with the best bound that can be found for it, and what was found."""
+    import time
+
+    from zellige.plan.whole_fillers import MOST_RANKS, certify
+    from zellige.units import format_percent, format_time
+
+    if not plan.fits:
+        return plan, ["not certified: the plan is over the memory, and the bound is one of plans that fit"]
+    if problem.cluster.num_ranks > MOST_RANKS:
+        return plan, [f"not certified: the bound is for up to {MOST_RANKS} ranks"]
+    began = time.perf_counter_ns()
+    found = certify(problem, plan)
+    spent = format_time(time.perf_counter_ns() - began)
+    if found is plan:
+        return plan, [f"certified in {spent}: no better bound was found"]
+    before = f"{format_percent(plan.gap)} above {format_time(plan.bound_ns)} ({plan.bound})"
+    return found, [f"certified in {spent}; before: {before}"]
 
 
 def _plan_run(sources: list[Any], options: Any, policy: str, ahead: int | None, output: Path | None) -> None:

@@ -45,8 +45,8 @@ def any_sets_bound(problem: Problem, known: int, reached: int) -> int:
     """The bound in ns, between ``known``, which is one, and ``reached``, a plan's makespan.
 
     It holds for plans whose sequences each fit into a rank's memory alone, which all do that fit. What holds for a kind
-    of plans holds for those of fewer ring rounds: their options are among its own. So the widest kind is searched
-    first, then the one that keeps the bound down.
+    of plans holds for those of fewer ring rounds: their options are among its own. So of the kinds that may be below
+    ``reached`` the widest is searched first, then the one that keeps the bound down.
     """
     cluster = problem.cluster
     if cluster.num_ranks > MOST_RANKS or cluster.num_ranks * reached >= LARGEST:
@@ -57,8 +57,9 @@ def any_sets_bound(problem: Problem, known: int, reached: int) -> int:
         for kind in kinds
     ]
     lows = [max(least_time_of(problem, kind.fronts), known - paid) for kind, paid in zip(kinds, calls, strict=True)]
-    place, searched = len(kinds) - 1, set[int]()
-    while place not in searched and len(searched) < MOST_KINDS and lows[place] + calls[place] < reached:
+    below = [place for place in range(len(kinds)) if lows[place] + calls[place] < reached]
+    place, searched = below[-1] if below else 0, set[int]()
+    while below and place not in searched and len(searched) < MOST_KINDS and lows[place] + calls[place] < reached:
         searched.add(place)
         paid = min(calls[: place + 1]) if not searched - {place} else calls[place]
         least = _raised(problem, kinds[place], lows[place], reached - paid)

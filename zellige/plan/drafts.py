@@ -41,7 +41,7 @@ POD_NODES = 60
 WORST_PODS, MORE_NODES = 4, 400
 """The slowest pods are searched again with more nodes, in the other order."""
 
-POD_FLOORS = (1, 8, 4, 2)
+POD_FLOORS = (1, 4, 2, 8)
 """Least degrees of a pod's anchors that are tried one after another."""
 
 SCARCE = 8
@@ -268,14 +268,14 @@ def _place_anchors(
 def _freely_on_pod(task: Task, pod: Pod, mine: Sequence[Anchor], work: int) -> Found | None:
     """The best placement on a pod's rank sets that need not nest."""
     best: tuple[Chosen, int] | None = None
-    usable = _on_pod(mine, pod, fastest=True)
+    usable, least = _on_pod(mine, pod, fastest=True), 0
     for floor in POD_FLOORS:
         by_name = {name: front(rungs, floor=floor) for name, rungs in dict(usable).items()}
         fronts = [by_name[anchor.bucket] for anchor in mine]
         search = FreeSearch(pod.num_nodes, pod.per_node, fronts, work)
         found = place_freely(search, task.start, best[1] if best else NEVER)
-        best = found or best
-        if best is not None and best[1] <= search.least + (search.least >> CLOSE):
+        best, least = found or best, least or search.least
+        if best is not None and best[1] <= least + (least >> CLOSE):
             break
     return Found(*best, task.start) if best is not None else None
 

@@ -1,0 +1,115 @@
+"""B7: a bound on any rank sets that sees whether whole sequences fill ranks evenly; seconds, and only when asked for.
+
+B3 and B6 divide what they do not place. Where few sequences fill a rank, whole ones leave gaps that nothing is small
+enough to fill, and these bounds are low. For a time T and any prices of the buckets, no rank takes shards worth more
+than fit into T (:mod:`zellige.plan.patterns`); if all ranks together can't take what all sequences are worth, no plan
+reaches T. With the least work for prices this is the area bound made sharper; the prices that refute most come from
+linear programmes. Where none refutes, the longest sequences are placed (:mod:`zellige.plan.whole_search`).
+
+A plan of the coalesced engine has some number of ring rounds. As in B3 with calls
+(:func:`zellige.plan.bounds.bound_with_calls`), a makespan is refuted where every kind of plans is, less its calls.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from zellige.placement import Plan, Problem, plan_digest
+from zellige.plan.bounds import best_bound, least_time_of
+from zellige.plan.compiled import LARGEST
+from zellige.plan.whole_search import MOST_ANCHORS, WholeSearch
+
+NAME = "B7 whole fillers, any rank sets"
+
+MOST_RANKS = 64
+"""Beyond, placements are too many, and sequences short against the step."""
+
+NEAR = 500
+"""Of the first makespans that are tried one is a 500-th, 0.2 %, below the plan's: all lower ones are then needless."""
+
+FINE = 10_000
+"""The bound is known to a 10,000-th of the makespan, where there are programmes enough for that."""
+
+MOST_PROGRAMMES, ALL_PROGRAMMES = 1000, 4000
+"""Linear programmes that are solved for one makespan, and for all; a hundred take about a second."""
+
+
+def certify(problem: Problem, plan: Plan) -> Plan:
+    """The plan with B7 for its bound where that is higher; else the plan itself, as of one that is over the memory.
+
+    ``problem`` is posed under the plan's engine.
+    """
+    if not plan.fits:
+        return plan
+    told = plan.bound_ns if plan.bound.startswith(("B1", "B2", "B3", "B6")) else 0
+    found = whole_fillers_bound(problem, max(told, best_bound(problem)[0]), plan.makespan_ns)
+    if found <= plan.bound_ns:
+        return plan
+    blocks = None if plan.blocks_bound_ns is None else max(plan.blocks_bound_ns, found)
+    certified = msgspec.structs.replace(
+        plan, bound_ns=found, bound=NAME, gap=plan.makespan_ns / found - 1, blocks_bound_ns=blocks
+    )
+    return msgspec.structs.replace(certified, digest=plan_digest(certified))
+
+
+def whole_fillers_bound(problem: Problem, known: int, reached: int) -> int:
+    """The bound in ns, between ``known``, which is one, and ``reached``, a plan's makespan.
+
+    It holds for plans whose sequences each fit into a rank's memory alone, which all do that fit. Makespans are tried
+    with nothing placed, which takes a linear programme or some dozens, and then with placements.
+    """
+    cluster = problem.cluster
+    if cluster.num_ranks > MOST_RANKS or cluster.num_ranks * reached >= LARGEST:
+        return known
+    kinds = _Kinds(problem, reached)
+    low, near = known, reached - reached // NEAR
+    for placed, first in ((0, reached - 1), (MOST_ANCHORS, near)):
+        high, target = reached, first
+        while high - low > reached // FINE:
+            target = target if low <= target < high else (low + high) // 2
+            if kinds.refute(target, placed):
+                low, target = target + 1, low
+            else:
+                high, target = target, near
+    return low
+
+
+class _Kinds:
+    """All kinds of plans below a makespan, each with its calls, and a search of its own once it is needed."""
+
+    def __init__(self, problem: Problem, reached: int) -> None:
+        cluster = problem.cluster
+        self.problem, self.reached = problem, reached
+        self.kinds = [kind for kind in problem.kinds if all(kind.spreads[name] for name in problem.numbers)]
+        self.calls = [
+            problem.shared_calls_ns(cluster.num_ranks, cluster.num_nodes, kind.fewest) if kind.fewest else 0
+            for kind in self.kinds
+        ]
+        self.lows = [least_time_of(problem, kind.fronts) for kind in self.kinds]
+        self.searches: dict[int, WholeSearch] = {}
+        self.order = list(reversed(range(len(self.kinds))))
+        self.left = ALL_PROGRAMMES
+
+    def refute(self, makespan: int, placed: int) -> bool:
+        """Whether no plan takes a makespan or less, as far as so many placed sequences show.
+
+        The kind that withstood last is tried first, then the widest: what is refuted for a kind is for those of fewer
+        ring rounds, whose options are among its own.
+        """
+        allowed = min(MOST_PROGRAMMES, self.left)
+        for place in self.order:
+            target = makespan - self.calls[place]
+            if target < self.lows[place]:
+                continue
+            refuted, taken = self._search(place).refute(target, placed, allowed)
+            allowed, self.left = allowed - taken, self.left - taken
+            if not refuted:
+                self.order = [place, *(other for other in self.order if other != place)]
+                return False
+            self.lows[: place + 1] = [max(low, target + 1) for low in self.lows[: place + 1]]
+        return True
+
+    def _search(self, place: int) -> WholeSearch:
+        if place not in self.searches:
+            self.searches[place] = WholeSearch(self.problem, self.kinds[place], self.reached - self.calls[place])
+        return self.searches[place]
