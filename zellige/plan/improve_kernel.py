@@ -12,6 +12,13 @@ PARTNERS = 4
 """How many of the least loaded ranks a change is tried with where memory is loose."""
 
 
+MOST_DIVIDED = 256
+"""Up to so many ranks, what two ranks hold is divided anew; with more there are fillers enough to level them."""
+
+NEAREST = 16
+"""How many of the least loaded ranks that is tried with."""
+
+
 class Changes(NamedTuple):
     """What leaves the slowest rank (a kind), what comes back (a kind, -1 for nothing), and the time that this takes
     off it; in ascending order of that time."""
@@ -116,7 +123,7 @@ def _divide(whole: Whole, slowest: int, room: int) -> int:
     slowest's time; the partner's place in ``order``, or -1."""
     loads, pool, counts, kinds = whole.loads, whole.pool, whole.counts, whole.pool.kinds
     limit = loads.time[slowest]
-    for near in range(len(whole.order)):
+    for near in range(min(NEAREST, len(whole.order)) if len(whole.order) <= MOST_DIVIDED else 0):
         rank = whole.order[near]
         if loads.time[rank] >= limit:
             break

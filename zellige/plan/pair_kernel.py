@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from zellige.plan.divide_kernel import Rest, divide
 from zellige.plan.held_kernel import Held, take_off
+from zellige.plan.improve_kernel import NEAREST
 
 BOTH = 2
 """The ranks of a pair."""
 
 
 def divide_pair(held: Held, split: int, free: int, slowest: int, room: int) -> tuple[int, int]:
-    """Divide what the slowest rank and the least loaded one that allows it have, so that both are below the slowest's
-    time: how many sequences are split then, and the next free place (as in :func:`zellige.plan.refine_kernel.refine`),
-    which is 0 where nothing is found."""
+    """Divide what the slowest rank and the least loaded one that allows it have, so that both are below its time.
+
+    Returns how many sequences are split then, and the next free place (as in
+    :func:`zellige.plan.refine_kernel.refine`), which is 0 where nothing is found.
+    """
     time, kinds = held.loads.time, len(held.counts)
     limit, partner = time[slowest], -1
-    for _ in range(len(time)):
+    for _ in range(min(NEAREST, len(time))):
         partner = _next_by_load(held, partner)
         if partner < 0 or time[partner] >= limit:
             break
