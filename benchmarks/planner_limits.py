@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections.abc import Iterator
 
 from annealing import anneal
 from planner import simulated_step, suite_problems
@@ -26,36 +27,52 @@ from zellige.plan.whole_fillers import whole_fillers_bound
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = asked(__doc__)
+    parser.add_argument("--start", default="zellige", help="the policy whose plan the annealing starts from")
+    parser.add_argument("--moves", type=int, default=20_000_000)
+    parser.add_argument("--states", type=int, default=20_000)
+    told = parser.parse_args()
+    for suite, name, problem, plan in missed(told):
+        print(line(suite, name, problem, plan, told), flush=True)
+
+
+def asked(about: str) -> argparse.ArgumentParser:
+    """Options that say which batches are looked at."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--suite", nargs="+", default=["random16", "random32"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="batches whose name has this in it")
     parser.add_argument("--certified", type=float, default=0.009)
     parser.add_argument("--blocks", type=float, default=0.005)
-    parser.add_argument("--start", default="zellige", help="the policy whose plan the annealing starts from")
-    parser.add_argument("--moves", type=int, default=20_000_000)
-    parser.add_argument("--states", type=int, default=20_000)
-    arguments = parser.parse_args()
+    return parser
+
+
+def missed(told: argparse.Namespace) -> Iterator[tuple[str, str, Problem, Plan]]:
+    """The suite, name, problem and plan of batches whose gaps are above those told."""
     prefer_compiled()
-    for suite in arguments.suite:
-        for name, problem in suite_problems(suite, arguments.seed):
-            if arguments.only not in name:
+    for suite in told.suite:
+        for name, problem in suite_problems(suite, told.seed):
+            if told.only not in name:
                 continue
             try:
                 plan = plan_batch(problem, "zellige", "coalesced")
             except ZelligeError as error:
                 print(f"{suite} {name:18} {error.message}")
                 continue
-            blocks = plan.makespan_ns / plan.blocks_bound_ns - 1 if plan.blocks_bound_ns else 0.0
-            if plan.gap > arguments.certified or blocks > arguments.blocks:
-                print(line(suite, name, dataclasses.replace(problem, engine="coalesced"), plan, blocks, arguments))
+            if plan.gap > told.certified or blocks_gap(plan) > told.blocks:
+                yield suite, name, dataclasses.replace(problem, engine="coalesced"), plan
 
 
-def line(suite: str, name: str, problem: Problem, plan: Plan, blocks: float, told: argparse.Namespace) -> str:
+def blocks_gap(plan: Plan) -> float:
+    """The gap within aligned blocks; 0 where none is stated."""
+    return plan.makespan_ns / plan.blocks_bound_ns - 1 if plan.blocks_bound_ns else 0.0
+
+
+def line(suite: str, name: str, problem: Problem, plan: Plan, told: argparse.Namespace) -> str:
     """What is known of a batch after minutes."""
     began = time.monotonic()
     deep = deep_bound(problem, plan.makespan_ns, told.states)
-    text = f"{suite} {name:18} certified {plan.gap:6.2%} within blocks {blocks:6.2%}"
+    text = f"{suite} {name:18} certified {plan.gap:6.2%} within blocks {blocks_gap(plan):6.2%}"
     text += f" | B6 deep: {plan.makespan_ns / deep - 1:6.2%}"
     whole = whole_fillers_bound(problem, plan.bound_ns, plan.makespan_ns)
     text += f" | B7: {plan.makespan_ns / whole - 1:6.2%}"

@@ -14,17 +14,15 @@ each number of rounds.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 from collections import defaultdict
 from typing import NamedTuple
 
 from ortools.sat.python import cp_model
-from planner import simulated_step, suite_problems
+from planner import simulated_step
+from planner_limits import asked, missed
 
-from zellige.errors import ZelligeError
 from zellige.placement import Placement, Plan, Problem, make_plan
-from zellige.plan import plan_batch, prefer_compiled
+from zellige.plan.chain import calls_ns
 from zellige.problem import Option
 from zellige.spreads import most_rounds
 
@@ -43,28 +41,13 @@ class Way(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suite", nargs="+", default=["random16", "random32"])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="batches whose name has this in it")
-    parser.add_argument("--certified", type=float, default=0.009)
-    parser.add_argument("--blocks", type=float, default=0.005)
+    parser = asked(__doc__)
     parser.add_argument("--limit", type=float, default=40)
     told = parser.parse_args()
-    prefer_compiled()
-    for suite in told.suite:
-        for name, problem in suite_problems(suite, told.seed):
-            if told.only not in name:
-                continue
-            try:
-                plan = plan_batch(problem, "zellige", "coalesced")
-            except ZelligeError as error:
-                print(f"{suite} {name:18} {error.message}")
-                continue
-            within = plan.blocks_bound_ns or plan.bound_ns
-            wanted = min(int(plan.bound_ns * (1 + told.certified)), int(within * (1 + told.blocks)))
-            if plan.makespan_ns > wanted:
-                report(suite, name, dataclasses.replace(problem, engine="coalesced"), plan, wanted, told.limit)
+    for suite, name, problem, plan in missed(told):
+        within = plan.blocks_bound_ns or plan.bound_ns
+        wanted = min(int(plan.bound_ns * (1 + told.certified)), int(within * (1 + told.blocks)))
+        report(suite, name, problem, plan, wanted, told.limit)
 
 
 def report(suite: str, name: str, problem: Problem, plan: Plan, wanted: int, limit: float) -> None:
@@ -73,9 +56,8 @@ def report(suite: str, name: str, problem: Problem, plan: Plan, wanted: int, lim
     text = f"{suite} {name:18} wanted {wanted / plan.makespan_ns - 1:+6.2%} (the plan simulated: {step / 1e9:.3f} s)"
     print(text, flush=True)
     for kind in problem.kinds:
-        cluster, most = problem.cluster, most_rounds(kind.fewest)
-        calls = problem.shared_calls_ns(cluster.num_ranks, cluster.num_nodes, most) if most else 0
-        status, found = search(problem, most, wanted - calls, limit)
+        most = most_rounds(kind.fewest)
+        status, found = search(problem, most, wanted - calls_ns(problem, most), limit)
         if found is None:
             print(f"    up to {most} ring rounds: {status}", flush=True)
             continue

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from zellige.plan.any_sets_kernel import SetPlaces, raise_bound
 from zellige.plan.bounds import least_time_of
+from zellige.plan.chain import calls_ns
 from zellige.plan.compiled import LARGEST, compiled, is_compiled
 from zellige.plan.layout import Ints, zeros
 from zellige.problem import Kind, Problem
@@ -52,14 +53,13 @@ def any_sets_bound(problem: Problem, known: int, reached: int) -> int:
     if cluster.num_ranks > MOST_RANKS or cluster.num_ranks * reached >= LARGEST:
         return known
     kinds = [kind for kind in problem.kinds if all(kind.spreads[name] for name in problem.numbers)]
-    calls = [
-        problem.shared_calls_ns(cluster.num_ranks, cluster.num_nodes, kind.fewest) if kind.fewest else 0
-        for kind in kinds
-    ]
+    calls = [calls_ns(problem, kind.fewest) for kind in kinds]
     lows = [max(least_time_of(problem, kind.fronts), known - paid) for kind, paid in zip(kinds, calls, strict=True)]
     below = [place for place in range(len(kinds)) if lows[place] + calls[place] < reached]
-    place, searched = below[-1] if below else 0, set[int]()
-    while below and place not in searched and len(searched) < MOST_KINDS and lows[place] + calls[place] < reached:
+    if not below:
+        return max(known, reached)
+    place, searched = below[-1], set[int]()
+    while place not in searched and len(searched) < MOST_KINDS and lows[place] + calls[place] < reached:
         searched.add(place)
         paid = min(calls[: place + 1]) if not searched - {place} else calls[place]
         least = _raised(problem, kinds[place], lows[place], reached - paid)

@@ -9,6 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zellige.plan.layout import Ints
+from zellige.plan.packing_kernel import Loads
+
+NEAREST = 16
+"""How many of the least loaded ranks the slowest one is divided with."""
 
 MOST_DIVISIONS = 100
 """Divisions of one pool that are tried; of the most numerous kind the best number is computed."""
@@ -40,6 +44,32 @@ class Rest(NamedTuple):
     other_kept: int
     one_live: int
     other_live: int
+
+
+def gather(pool: Pool, counts: Ints, loads: Loads, one: int, other: int) -> Rest:
+    """Write how many whole sequences of each kind two ranks have; what they have besides."""
+    kinds = pool.kinds
+    mine, others, my_kept, others_kept = loads.time[one], loads.time[other], loads.kept[one], loads.kept[other]
+    for kind in range(len(counts)):
+        here, there = counts[kind][one], counts[kind][other]
+        pool.number[kind] = here + there
+        mine, others = mine - here * kinds.time[kind], others - there * kinds.time[kind]
+        my_kept, others_kept = my_kept - here * kinds.kept[kind], others_kept - there * kinds.kept[kind]
+    return Rest(mine, others, my_kept, others_kept, loads.live[one], loads.live[other])
+
+
+def give(pool: Pool, counts: Ints, loads: Loads, one: int, other: int) -> None:
+    """Give two ranks what ``best`` says; largest live segments are not lowered, so that memory is never
+    under-counted."""
+    kinds = pool.kinds
+    for kind in range(len(counts)):
+        for rank, number in ((one, pool.best[kind]), (other, pool.number[kind] - pool.best[kind])):
+            more = number - counts[kind][rank]
+            counts[kind][rank] = number
+            loads.time[rank] += more * kinds.time[kind]
+            loads.kept[rank] += more * kinds.kept[kind]
+            if more > 0:
+                loads.live[rank] = max(loads.live[rank], kinds.live[kind])
 
 
 def divide(pool: Pool, rest: Rest, room: int, limit: int) -> int:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zellige.plan.divide_kernel import Pool, Rest, divide
+from zellige.plan.divide_kernel import NEAREST, Pool, divide, gather, give
 from zellige.plan.layout import Ints
 from zellige.plan.packing_kernel import Loads
 
 PARTNERS = 4
 """How many of the least loaded ranks a change is tried with where memory is loose."""
 
-
 MOST_DIVIDED = 256
 """Up to so many ranks, what two ranks hold is divided anew; with more there are fillers enough to level them."""
-
-NEAREST = 16
-"""How many of the least loaded ranks that is tried with."""
 
 
 class Changes(NamedTuple):
@@ -121,25 +117,14 @@ def _possible(whole: Whole, change: int, slowest: int, rank: int, room: int) -> 
 def _divide(whole: Whole, slowest: int, room: int) -> int:
     """Divide what the slowest rank and the least loaded one that allows it run whole, so that both are below the
     slowest's time; the partner's place in ``order``, or -1."""
-    loads, pool, counts, kinds = whole.loads, whole.pool, whole.counts, whole.pool.kinds
+    loads, pool, counts = whole.loads, whole.pool, whole.counts
     limit = loads.time[slowest]
     for near in range(min(NEAREST, len(whole.order)) if len(whole.order) <= MOST_DIVIDED else 0):
         rank = whole.order[near]
         if loads.time[rank] >= limit:
             break
-        mine, others, my_kept, others_kept = limit, loads.time[rank], loads.kept[slowest], loads.kept[rank]
-        for kind in range(len(counts)):
-            here, there = counts[kind][slowest], counts[kind][rank]
-            pool.number[kind] = here + there
-            mine, others = mine - here * kinds.time[kind], others - there * kinds.time[kind]
-            my_kept, others_kept = my_kept - here * kinds.kept[kind], others_kept - there * kinds.kept[kind]
-        rest = Rest(mine, others, my_kept, others_kept, loads.live[slowest], loads.live[rank])
-        if divide(pool, rest, room, limit) < limit:
-            for kind in range(len(counts)):
-                more = counts[kind][slowest] - pool.best[kind]
-                source, target = (slowest, rank) if more > 0 else (rank, slowest)
-                for _ in range(abs(more)):
-                    _move_one(whole, kind, source, target)
+        if divide(pool, gather(pool, counts, loads, slowest, rank), room, limit) < limit:
+            give(pool, counts, loads, slowest, rank)
             return near
     return -1
 

@@ -5,9 +5,8 @@ All that either runs alone and all that only both share; one sequence may be spl
 
 from __future__ import annotations
 
-from zellige.plan.divide_kernel import Rest, divide
+from zellige.plan.divide_kernel import NEAREST, Rest, divide, gather, give
 from zellige.plan.held_kernel import Held, take_off
-from zellige.plan.improve_kernel import NEAREST
 
 BOTH = 2
 """The ranks of a pair."""
@@ -62,21 +61,16 @@ def _is_shared(held: Held, way: int, one: int, other: int) -> bool:
 
 def _gather(held: Held, split: int, one: int, other: int) -> Rest:
     """Write how many sequences of each kind two ranks have to divide; what they have besides."""
-    table, loads, kinds, number = held.table, held.loads, held.pool.kinds, held.pool.number
-    mine, others = loads.time[one], loads.time[other]
-    my_kept, others_kept = loads.kept[one], loads.kept[other]
-    for kind in range(len(held.counts)):
-        here, there = held.counts[kind][one], held.counts[kind][other]
-        number[kind] = here + there
-        mine, others = mine - here * kinds.time[kind], others - there * kinds.time[kind]
-        my_kept, others_kept = my_kept - here * kinds.kept[kind], others_kept - there * kinds.kept[kind]
+    table, number = held.table, held.pool.number
+    rest = gather(held.pool, held.counts, held.loads, one, other)
+    mine, others, my_kept, others_kept = rest.one, rest.other, rest.one_kept, rest.other_kept
     for index in range(split):
         way = held.ways.listed[index]
         if _is_shared(held, way, one, other):
             number[held.ways.bucket[way]] += 1
             time, kept = table.time[held.ways.rung[way]], table.kept[held.ways.rung[way]]
             mine, others, my_kept, others_kept = mine - time, others - time, my_kept - kept, others_kept - kept
-    return Rest(mine, others, my_kept, others_kept, loads.live[one], loads.live[other])
+    return Rest(mine, others, my_kept, others_kept, rest.one_live, rest.other_live)
 
 
 def _with_rung(held: Held, rest: Rest, rung: int) -> Rest:
@@ -125,18 +119,5 @@ def _apply(held: Held, split: int, free: int, one: int, other: int, halved: int)
         loads.live[one] = max(loads.live[one], table.live[rung])
         loads.live[other] = max(loads.live[other], table.live[rung])
         kept, free = kept + 1, free + 1
-    for kind in range(len(held.counts)):
-        _set(held, kind, one, pool.best[kind])
-        _set(held, kind, other, pool.number[kind] - pool.best[kind])
+    give(pool, held.counts, loads, one, other)
     return kept, free
-
-
-def _set(held: Held, kind: int, rank: int, number: int) -> None:
-    """Give a rank so many whole sequences of a kind; largest live segments are not lowered."""
-    loads, kinds = held.loads, held.pool.kinds
-    more = number - held.counts[kind][rank]
-    held.counts[kind][rank] = number
-    loads.time[rank] += more * kinds.time[kind]
-    loads.kept[rank] += more * kinds.kept[kind]
-    if more > 0:
-        loads.live[rank] = max(loads.live[rank], kinds.live[kind])

@@ -16,6 +16,7 @@ import msgspec
 
 from zellige.placement import Plan, Problem, plan_digest
 from zellige.plan.bounds import best_bound, least_time_of
+from zellige.plan.chain import calls_ns
 from zellige.plan.compiled import LARGEST
 from zellige.plan.whole_search import MOST_ANCHORS, WholeSearch
 
@@ -78,13 +79,9 @@ class _Kinds:
     """All kinds of plans below a makespan, each with its calls, and a search of its own once it is needed."""
 
     def __init__(self, problem: Problem, reached: int) -> None:
-        cluster = problem.cluster
         self.problem, self.reached = problem, reached
         self.kinds = [kind for kind in problem.kinds if all(kind.spreads[name] for name in problem.numbers)]
-        self.calls = [
-            problem.shared_calls_ns(cluster.num_ranks, cluster.num_nodes, kind.fewest) if kind.fewest else 0
-            for kind in self.kinds
-        ]
+        self.calls = [calls_ns(problem, kind.fewest) for kind in self.kinds]
         self.lows = [least_time_of(problem, kind.fronts) for kind in self.kinds]
         self.searches: dict[int, WholeSearch] = {}
         self.order = list(reversed(range(len(self.kinds))))
