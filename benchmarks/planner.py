@@ -19,6 +19,8 @@ and on busy ones.
 ``--fidelity event`` simulates every plan that fits (the coalesced engine, no noise, no gathers of state: what the
 makespan is a sum for) and states by how much the step exceeds the makespan. Above 3 % it follows the chain of work that
 the step waited for, and simulates the other drafts that ``zellige`` chose among.
+
+Where a policy's plan runs in several parts, its batch is also planned by ``zellige`` in its best micro-steps.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from planner_parts import in_parts, print_losses, waited_ns
 
 from zellige.catalog import load_cluster, load_model
 from zellige.cluster import Cluster
@@ -80,29 +83,35 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--interpreted", action="store_true", help="without compiled loops")
     arguments = parser.parse_args()
+    policies = arguments.policies
     prefer_compiled(not arguments.interpreted)
     compiled = is_compiled()
     if compiled:
         load_compiled_loops()
-    rows = [
-        measure(suite, name, problem, policy, arguments.repeat, simulated=arguments.fidelity == "event")
-        for suite in arguments.suite
-        for name, problem in suite_problems(suite, arguments.seed)
-        if problem.cluster.num_ranks <= arguments.most_ranks
-        for policy in arguments.policies
-    ]
+    rows, own = [], {}
+    for suite in arguments.suite:
+        for name, problem in suite_problems(suite, arguments.seed):
+            if problem.cluster.num_ranks > arguments.most_ranks:
+                continue
+            simulated = arguments.fidelity == "event"
+            found = [measure(suite, name, problem, each, arguments.repeat, simulated=simulated) for each in policies]
+            rows += found
+            if any(row.get("parts", 1) > 1 for row in found):
+                own[suite, name] = in_parts(problem)
     unit = calibrate()
     if arguments.json:
-        print(json.dumps({"calibration_ms": unit, "compiled": compiled, "rows": rows}, indent=2))
+        in_several = [{"suite": suite, "batch": batch, **figures} for (suite, batch), figures in own.items()]
+        told = {"calibration_ms": unit, "compiled": compiled, "rows": rows, "zellige_in_parts": in_several}
+        print(json.dumps(told, indent=2))
         return
     for row in rows:
         print(as_line(row))
     print(f"\ncalibration loop: {unit:.1f} ms; {'compiled' if compiled else 'interpreted'} loops")
     for suite in arguments.suite:
-        for policy in arguments.policies:
+        for policy in policies:
             print_summary(suite, policy, rows)
             print_excess(suite, policy, rows)
-        print_losses(suite, rows)
+        print_losses(suite, rows, own)
 
 
 def load_compiled_loops() -> None:
@@ -207,6 +216,8 @@ def measure(
         **row,
         "seconds": plan.makespan_ns / 1e9,
         "fits": plan.fits,
+        "parts": len(plan.parts),
+        "waited_seconds": waited_ns(problem, plan) / 1e9,
         "gap": plan.gap,
         "b3_gap": plan.makespan_ns / best_bound(dataclasses.replace(problem, engine="coalesced"))[0] - 1,
         "blocks_gap": blocks,
@@ -348,19 +359,6 @@ def print_excess(suite: str, policy: str, rows: list[dict[str, Any]]) -> None:
                 f"      makespan {draft['makespan']:+.2%}, simulated {draft['simulated']:+.2%} against the plan's;"
                 f" excess {draft['excess']:+.2%}, chain {draft['chain']:.2%}"
             )
-
-
-def print_losses(suite: str, rows: list[dict[str, Any]], slack: float = 0.002) -> None:
-    """Batches on which ``zellige`` is more than 0.2 % behind another policy of the run."""
-    by_batch: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        if row["suite"] == suite:
-            by_batch.setdefault(row["batch"], {})[row["policy"]] = row
-    for batch, found in by_batch.items():
-        mine = found.get("zellige", {})
-        for policy, other in found.items():
-            if other.get("fits") and other["seconds"] * (1 + slack) < mine.get("seconds", float("inf")):
-                print(f"  behind {policy} on {batch}: {mine.get('seconds')} against {other['seconds']} s")
 
 
 def calibrate() -> float:

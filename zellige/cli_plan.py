@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -46,7 +46,7 @@ def plan_command(
         str, typer.Option("--policy", help="Which policy plans.", autocompletion=complete_policy)
     ] = "zellige",
     micro_steps: Annotated[
-        str, typer.Option("--micro-steps", help="auto or a number: accumulate gradients where one step is too small.")
+        str, typer.Option("--micro-steps", help="Accumulate gradients: auto (the fewest), best (least time), a number.")
     ] = "",
     stream: Annotated[bool, typer.Option("--stream", help="Plan a run of batches, one JSON line each.")] = False,
     certify: Annotated[
@@ -73,7 +73,8 @@ def plan_command(
 ) -> None:
     """Plan a batch and write the plan: which ranks run each sequence, under which split.
 
-    --micro-steps splits a batch that one step cannot hold. --stream plans many batches ahead, a line each as they come.
+    --micro-steps splits a batch that one step cannot hold, or that takes less time in several. --stream plans many
+    batches ahead, a line each as they come.
     """
     from zellige.plan import find_policy
     from zellige.sources import read_sources
@@ -98,7 +99,7 @@ def plan_command(
         _plan_one(sources, options, policy, steps, certify, output, json)
 
 
-def _require_one_step(stream: bool, steps: int) -> None:
+def _require_one_step(stream: bool, steps: Number) -> None:
     """Raise where --certify is given with what makes several plans."""
     if stream or steps != 1:
         other = "--stream" if stream else "--micro-steps"
@@ -108,23 +109,25 @@ def _require_one_step(stream: bool, steps: int) -> None:
         )
 
 
-AUTO = 0
-"""As many micro-steps as needed; 1 is a single step."""
+Number = int | Literal["best"] | None
+"""How many micro-steps, as the planner takes it: None are as few as needed, 1 is a single step."""
 
 
-def _micro_steps(text: str) -> int:
-    """What --micro-steps asks for: a number, or AUTO."""
+def _micro_steps(text: str) -> Number:
+    """What --micro-steps asks for."""
     if not text:
         return 1
     if text == "auto":
-        return AUTO
+        return None
+    if text == "best":
+        return "best"
     if text.isascii() and text.isdecimal() and int(text[:9]) >= 1 and len(text) <= 9:
         return int(text)
-    raise UsageError(f"--micro-steps {text} is no number of micro-steps", fix="--micro-steps auto, or 1 or more")
+    raise UsageError(f"--micro-steps {text} is no number of micro-steps", fix="--micro-steps auto, best, or 1 or more")
 
 
 def _plan_one(
-    sources: list[Any], options: Any, policy: str, steps: int, certify: bool, output: Path | None, json: bool
+    sources: list[Any], options: Any, policy: str, steps: Number, certify: bool, output: Path | None, json: bool
 ) -> None:
     from zellige.files import readable_json, write_text
     from zellige.placement import Plan
@@ -143,7 +146,7 @@ def _plan_one(
         )
     say(*table_warnings(problems[0].prices))
     problem, planner = policy_planner(problems[0], policy, options.engine)
-    result = plan_one_step(problem, planner) if steps == 1 else plan_in_steps(problem, planner, steps or None)
+    result = plan_one_step(problem, planner) if steps == 1 else plan_in_steps(problem, planner, steps)
     certified: list[str] = []
     if certify and isinstance(result, Plan):
         result, certified = _certified(problem, result)
@@ -152,7 +155,8 @@ def _plan_one(
     told = problem.prices.sources, problem.memory.reserved_bytes
     lines = schedule_lines(result, *told) if isinstance(result, Schedule) else plan_lines(result, *told)
     if steps != 1 and not isinstance(result, Schedule):
-        lines.append("one step holds the batch: this is a plan, and no schedule of micro-steps")
+        why = "no micro-steps that take less were found" if steps == "best" else "one step holds the batch"
+        lines.append(f"{why}: this is a plan, and no schedule of micro-steps")
     if json:
         print_json(result)
     else:

@@ -52,6 +52,24 @@ def test_a_schedule_is_written_and_passes_check(run: Run, policy: str, asked: st
     assert again.json["digest"] == msgspec.json.decode(Path("schedule.json").read_bytes())["digest"]
 
 
+def test_the_best_number_is_a_plan_where_more_save_nothing(run: Run) -> None:
+    write("mixed.jsonl", MIXED)
+    alone = run("plan", "mixed.jsonl", *SETTING, "--json")
+    best = run("plan", "mixed.jsonl", *SETTING, "--micro-steps", "best", "-o", "plan.json")
+    assert "no micro-steps that take less were found: this is a plan" in best.out
+    assert msgspec.json.decode(Path("plan.json").read_bytes())["digest"] == alone.json["digest"]
+
+
+def test_the_best_number_takes_no_more_than_the_fewest(run: Run) -> None:
+    write("heavy.jsonl", HEAVY)
+    few = run(*PLAN, "dp", "--micro-steps", "auto", "--json").json
+    best = run(*PLAN, "dp", "--micro-steps", "best", "-o", "best.json", "--json").json
+    assert best["step_time_ns"] <= few["step_time_ns"] * 1.001
+    assert best["num_micro_steps"] >= few["num_micro_steps"]
+    assert any("in any number of micro-steps" in note for note in best["notes"])
+    assert run("check", "best.json").code == 0
+
+
 def test_micro_steps_are_simulated_one_by_one(run: Run) -> None:
     write("heavy.jsonl", HEAVY)
     run(*PLAN, "dp", "--micro-steps", "auto", "-o", "schedule.json")

@@ -18,9 +18,8 @@ from zellige.files import canonical_json
 from zellige.placement import Plan, Problem, Setup
 from zellige.plan import micro_steps
 from zellige.plan.bounds import best_bound
+from zellige.plan.micro_cuts import Planner, all_cuts
 from zellige.plan.micro_steps import (
-    Planner,
-    all_cuts,
     micro_steps_advice,
     plan_in_steps,
     plan_micro_steps,

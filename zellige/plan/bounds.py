@@ -93,6 +93,20 @@ def best_bound(problem: Problem) -> tuple[int, str]:
     return (indivisible, "B2 indivisible") if indivisible >= area else (area, "B1 area")
 
 
+def bound_of_some(problem: Problem, numbers: Mapping[str, int]) -> int:
+    """:func:`best_bound` of some of the batch's sequences, counted by bucket name, in nanoseconds.
+
+    No more than they take in any number of micro-steps: of these the most ring rounds are one plan's, with its calls.
+    """
+    num_ranks, num_nodes = problem.cluster.num_ranks, problem.cluster.num_nodes
+    kinds = problem.fronts_by_rounds if problem.engine == "coalesced" else ((0, problem.work_fronts),)
+    return min(
+        (problem.shared_calls_ns(num_ranks, num_nodes, fewest) if fewest else 0)
+        + least_time([(count, fronts[name]) for name, count in numbers.items()], num_ranks)
+        for fewest, fronts in kinds
+    )
+
+
 def _work_within(choices: Choices, limit: int) -> int:
     """The least total work of options within a time limit; the limit must allow one for every bucket."""
     return sum([count * works[bisect_right(times, limit) - 1] for count, (times, works) in choices])

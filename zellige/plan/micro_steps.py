@@ -1,19 +1,16 @@
-"""Micro-steps for a batch that one step cannot hold: as few as possible, then as short as possible in all.
+"""Micro-steps for a batch: as few as possible, so many as are asked for, or those of the least time in all.
 
-The number rises from what memory proves to be the least (:mod:`zellige.plan.room`). For each number the batch is cut in
+The fewest rise from what memory proves to be the least (:mod:`zellige.plan.room`). For each number the batch is cut in
 a few ways that balance work or memory; batches of few sequences are cut in every way, which proves what it does not
-find. Every part is planned by the planner that is handed in, and counts only where its plan fits. Parts are counts of
-sequences by bucket, so equal parts are planned once; those of one bucket go to the micro-steps in batch order.
+find. What was found is compared with cuts by length (:mod:`zellige.plan.length_cuts`). Every part is planned by the
+planner that is handed in, and counts only where its plan fits. Parts are counts of sequences by bucket, so equal parts
+are planned once; those of one bucket go to the micro-steps in batch order.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-
-import msgspec
+from typing import Final, Literal
 
 from zellige.errors import (
     IllegalSplitError,
@@ -25,22 +22,24 @@ from zellige.errors import (
     UsageError,
     ZelligeError,
 )
-from zellige.placement import Engine, Plan, Problem, Solver, require_placeable
-from zellige.plan.bounds import best_bound
-from zellige.plan.deal import deal
+from zellige.placement import Engine, Plan, Problem, require_placeable
+from zellige.plan.micro_cuts import Cut, Cutter, Planner, planned
 from zellige.plan.policies import find_policy, plan_batch
-from zellige.plan.room import kept_on_all_ranks, require_room, room_need
-from zellige.schedule import Schedule, make_schedule
-from zellige.units import format_bytes
-from zellige.workload import Sequence
+from zellige.plan.room import require_room, room_need
+from zellige.schedule import Schedule
 
-Planner = Callable[[Problem], Plan]
-Counts = tuple[int, ...]
-"""How many sequences of each bucket, in the order of the problem's counts."""
+BEST: Final = "best"
+"""Asks for the number of micro-steps that takes the least time."""
 
-MAX_EXHAUSTIVE_SEQUENCES = 8
-MAX_EXHAUSTIVE_CUTS = 64
-"""Up to so many sequences and ways to cut them, every way is tried."""
+Number = int | Literal["best"] | None
+"""How many micro-steps: None are the fewest."""
+
+FEW_RUNS = 16
+MANY_RUNS = 80
+"""So many runs of lengths are planned: for a number of micro-steps, and for the best of all."""
+
+MORE_NUMBERS = 4
+"""The best number is looked for up to so many beyond the fewest."""
 
 MAX_ADVICE_PLANS = 12
 """What advice beside an error may cost."""
@@ -52,11 +51,16 @@ def policy_planner(problem: Problem, policy: str, engine: Engine | None = None) 
     return dataclasses.replace(problem, engine=engine), lambda posed: plan_batch(posed, policy, engine)
 
 
-def plan_in_steps(problem: Problem, planner: Planner, num_micro_steps: int | None = None) -> Plan | Schedule:
-    """One plan where that fits (or is asked for by 1), else :func:`plan_micro_steps`; None: as few as needed."""
+def plan_in_steps(problem: Problem, planner: Planner, num_micro_steps: Number = None) -> Plan | Schedule:
+    """One plan where that fits (or is asked for by 1), else :func:`plan_micro_steps`; None: as few as needed.
+
+    ``BEST``: :func:`plan_best_steps`.
+    """
+    if num_micro_steps == BEST:
+        return plan_best_steps(problem, planner)
     if num_micro_steps == 1:
         return planner(problem)
-    if num_micro_steps is None and (plan := _planned(problem, planner)) is not None:
+    if num_micro_steps is None and (plan := planned(problem, planner)) is not None:
         return plan
     return plan_micro_steps(problem, planner, num_micro_steps)
 
@@ -73,31 +77,62 @@ def plan_micro_steps(problem: Problem, planner: Planner, num_micro_steps: int | 
     require_placeable(problem)
     total = len(problem.batch.sequences)
     if num_micro_steps is not None and not 1 <= num_micro_steps <= total:
-        raise UsageError(f"{total} sequences make no {num_micro_steps} micro-steps", fix=f"1 to {total}, or auto")
-    cutter = _Cutter(problem, planner)
-    least = room_need(problem).least_micro_steps
-    if num_micro_steps is not None:
-        require_room(problem, num_micro_steps)
-        parts, _ = cutter.best_cut(num_micro_steps)
-        if parts is None:
-            raise _not_found(problem, cutter, num_micro_steps)
-        return cutter.schedule(parts, fewest=num_micro_steps == least)
-    parts, _ = cutter.best_cut(least)
-    if parts is not None:
-        return cutter.schedule(parts, fewest=True)
+        raise UsageError(f"{total} sequences make no {num_micro_steps} micro-steps", fix=f"1 to {total}, auto or best")
+    cutter = Cutter(problem, planner)
+    if num_micro_steps is None:
+        cut, fewest = _fewest(cutter)
+        return cutter.schedule(_or_by_length(cutter, cut, len(cut.parts)) or cut, fewest=fewest)
+    require_room(problem, num_micro_steps)
+    found, complete = cutter.best_cut(num_micro_steps)
+    if not complete:
+        found = _or_by_length(cutter, found, num_micro_steps)
+    if found is None:
+        raise _not_found(problem, cutter, num_micro_steps)
+    return cutter.schedule(found, fewest=num_micro_steps == room_need(problem).least_micro_steps)
+
+
+def _or_by_length(cutter: Cutter, cut: Cut | None, number: int) -> Cut | None:
+    """The cut, or one by length into the same number of parts that takes less."""
+    at_most = None if cut is None else cut.time_ns
+    return cutter.by_length(at_most, range(number, number + 1), FEW_RUNS) or cut
+
+
+def plan_best_steps(problem: Problem, planner: Planner) -> Plan | Schedule:
+    """One plan, or micro-steps of whichever number takes the least time of those that bounds leave to be tried.
+
+    Never more than one step takes where that fits, nor than the fewest micro-steps. Makespans count, with the shared
+    calls of every micro-step; the parameter gathers that each repeats do not. Raises as :func:`plan_micro_steps`.
+    """
+    require_placeable(problem)
+    cutter = Cutter(problem, planner)
+    single = cutter.plan_of(cutter.counts)
+    cut, fewest = (Cut(single.makespan_ns, (cutter.counts,)), True) if single is not None else _fewest(cutter)
+    few = len(cut.parts)
+    better = cutter.by_length(cut.time_ns, range(few, few + MORE_NUMBERS + 1), MANY_RUNS)
+    if better is None and single is not None:
+        return single
+    cut, fewest = (cut, fewest) if better is None else (better, fewest and len(better.parts) == few)
+    return cutter.schedule(cut, fewest=fewest, notes=("the least time that was found in any number of micro-steps",))
+
+
+def _fewest(cutter: Cutter) -> tuple[Cut, bool]:
+    """The balanced cut into the fewest parts that were found, and whether no fewer will do."""
+    least = room_need(cutter.problem).least_micro_steps
+    cut, complete = cutter.best_cut(least)
+    if cut is not None:
+        return cut, True
     cutter.require_each_alone()
-    parts, fewest = _fewest(cutter, least, total)
-    return cutter.schedule(parts, fewest=fewest)
+    return _fewest_beyond(cutter, least, complete)
 
 
-def _fewest(cutter: _Cutter, failed: int, total: int) -> tuple[tuple[Counts, ...], bool]:
+def _fewest_beyond(cutter: Cutter, failed: int, proven: bool) -> tuple[Cut, bool]:
     """The fewest parts found beyond a number that failed, by strides that double and then halve; and whether proven.
 
     With a part for each sequence every part has a plan. Small batches go one by one: there each failure is a proof.
     """
-    stride, proven, found = 1, cutter.best_cut(failed)[1], None
+    stride, found = 1, None
     while found is None:
-        number = min(failed + stride, total)
+        number = min(failed + stride, sum(cutter.counts))
         found, complete = cutter.best_cut(number)
         if found is None:
             failed, proven = number, proven and complete
@@ -148,7 +183,8 @@ def micro_steps_advice(problem: Problem, planner: Planner) -> str:
         return planner(posed)
 
     try:
-        needed = f"{plan_micro_steps(problem, counting).num_micro_steps}"
+        require_placeable(problem)
+        needed = f"{len(_fewest(Cutter(problem, counting))[0].parts)}"
     except _EnoughPlansError:
         needed = f"{max(2, room_need(problem).least_micro_steps)} or more"
     except (InfeasibleError, TimeLimitError) as error:
@@ -160,18 +196,7 @@ class _EnoughPlansError(Exception):
     """Advice has cost enough."""
 
 
-def _planned(problem: Problem, planner: Planner) -> Plan | None:
-    """The plan of a batch, or None where memory allows none or the planner finds none that fits."""
-    try:
-        plan = planner(problem)
-    except (IllegalSplitError, MissingPriceError, SequenceTooLargeError):
-        raise
-    except (InfeasibleError, TimeLimitError):
-        return None
-    return plan if plan.fits else None
-
-
-def _not_found(problem: Problem, cutter: _Cutter, number: int) -> NoRoomError:
+def _not_found(problem: Problem, cutter: Cutter, number: int) -> NoRoomError:
     cutter.require_each_alone()
     return NoRoomError(
         f"no cut of the batch into {number} micro-steps was found whose every plan fits",
@@ -179,151 +204,3 @@ def _not_found(problem: Problem, cutter: _Cutter, number: int) -> NoRoomError:
         details=(room_need(problem).proof,),
         fix="--micro-steps auto, or more micro-steps",
     )
-
-
-class _Cutter:
-    """Cuts of one batch into parts, and the plans of the parts that were tried."""
-
-    def __init__(self, problem: Problem, planner: Planner) -> None:
-        self.problem = problem
-        self.planner = planner
-        self.buckets = tuple(problem.counts)
-        self.counts: Counts = tuple(problem.counts.values())
-        self.memory = [kept_on_all_ranks(problem, bucket) for bucket in self.buckets]
-        self.work = [
-            min(option.floor_ns * option.config.degree for option in problem.options[bucket.name])
-            for bucket in self.buckets
-        ]
-        self.room = problem.cluster.num_ranks * problem.memory.room_bytes
-        self.waiting: dict[str, list[Sequence]] = defaultdict(list)
-        for sequence in problem.batch.sequences:
-            self.waiting[sequence.bucket.name].append(sequence)
-        self.plans: dict[Counts, Plan | None] = {}
-
-    def best_cut(self, number: int) -> tuple[tuple[Counts, ...] | None, bool]:
-        """The cut of the least sum of makespans of those tried, None where none fits; and whether all were tried."""
-        cuts, complete = self._cuts(number)
-        best: tuple[int, tuple[Counts, ...]] | None = None
-        for parts in cuts:
-            plans = [self.plan_of(part) for part in self._fullest_first(parts)]
-            if any(plan is None for plan in plans):
-                continue
-            time = sum(plan.makespan_ns for plan in plans if plan is not None)
-            if best is None or time < best[0]:
-                best = (time, parts)
-        return (best[1] if best else None), complete
-
-    def schedule(self, parts: tuple[Counts, ...], *, fewest: bool) -> Schedule:
-        """The micro-steps of a cut whose parts all have plans, the longest first."""
-        problem, plans = self.problem, []
-        starts = [0] * len(self.buckets)
-        longest_first = sorted(parts, key=lambda part: (-(self.plan_of(part) or _unplanned()).makespan_ns, part))
-        for index, part in enumerate(longest_first):
-            plan = self.plan_of(part) or _unplanned()
-            name = f"{problem.batch.name}, micro-step {index + 1} of {len(parts)}"
-            plans.append(deal(plan, self._problem_of(part, name, starts)))
-            starts = [start + count for start, count in zip(starts, part, strict=True)]
-        need = room_need(problem)
-        return make_schedule(
-            problem,
-            plans,
-            bound=best_bound(problem),
-            least=(need.least_micro_steps, need.proof),
-            solver=Solver(
-                name="balanced cuts",
-                status="fewest" if fewest else "feasible",
-                planning_ns=sum(plan.solver.planning_ns for plan in self.plans.values() if plan is not None),
-            ),
-            notes=("a sequence of t tokens counts t / num_tokens in the loss, in whichever micro-step it runs",),
-        )
-
-    def require_each_alone(self) -> None:
-        """Raise :class:`NoRoomError` for a sequence that the planner does not fit into a micro-step of its own."""
-        for index, bucket in enumerate(self.buckets):
-            alone = tuple(int(index == other) for other in range(len(self.buckets)))
-            if self.plan_of(alone) is not None:
-                continue
-            sequence = self.waiting[bucket.name][0]
-            posed = self._problem_of(alone, self.problem.batch.name, [0] * len(self.buckets))
-            plan = self.planner(posed)
-            over = plan.peak_memory_bytes - plan.memory_limit_bytes
-            rank = max(plan.predicted, key=lambda prediction: prediction.memory_bytes).rank
-            raise NoRoomError(
-                f"sequence {sequence.id} does not fit alone, as {plan.policy} places it",
-                where=f"{bucket.name}: {bucket.num_tokens:,} tokens as {plan.placements[0].config}",
-                details=(f"{format_bytes(over)} missing on rank {rank}",),
-                fix="a policy that splits it, as zellige",
-            )
-
-    def plan_of(self, part: Counts) -> Plan | None:
-        """The plan of a part, None where it does not fit."""
-        if part not in self.plans:
-            fits = sum(count * need for count, need in zip(part, self.memory, strict=True)) <= self.room
-            posed = self._problem_of(part, self.problem.batch.name, [0] * len(part)) if fits else None
-            self.plans[part] = None if posed is None else _planned(posed, self.planner)
-        return self.plans[part]
-
-    def _problem_of(self, part: Counts, name: str, starts: list[int]) -> Problem:
-        chosen = {
-            sequence.id
-            for bucket, count, start in zip(self.buckets, part, starts, strict=True)
-            for sequence in self.waiting[bucket.name][start : start + count]
-        }
-        batch = self.problem.batch
-        sequences = tuple(sequence for sequence in batch.sequences if sequence.id in chosen)
-        return dataclasses.replace(self.problem, batch=msgspec.structs.replace(batch, name=name, sequences=sequences))
-
-    def _fullest_first(self, parts: tuple[Counts, ...]) -> Iterator[Counts]:
-        """A cut's parts up to and including the first without a plan, the most likely of them first."""
-        for part in sorted(parts, key=lambda part: -sum(map(int.__mul__, part, self.memory))):
-            yield part
-            if self.plan_of(part) is None:
-                return
-
-    def _cuts(self, number: int) -> tuple[list[tuple[Counts, ...]], bool]:
-        if sum(self.counts) <= MAX_EXHAUSTIVE_SEQUENCES:
-            every = list(itertools.islice(all_cuts(self.counts, number), MAX_EXHAUSTIVE_CUTS + 1))
-            if len(every) <= MAX_EXHAUSTIVE_CUTS:
-                return every, True
-        made = (self._evenly(number), self._longest_first(number, self.work), self._longest_first(number, self.memory))
-        return list(dict.fromkeys(tuple(sorted(parts, reverse=True)) for parts in made)), number == 1
-
-    def _evenly(self, number: int) -> list[Counts]:
-        """Equal shares of every bucket; what is left over by work."""
-        parts = [[count // number for count in self.counts] for _ in range(number)]
-        return self._fill(parts, [count % number for count in self.counts], self.work)
-
-    def _longest_first(self, number: int, weights: list[int]) -> list[Counts]:
-        """One sequence after another, the weightiest first, to the part with the least so far."""
-        return self._fill([[0] * len(self.counts) for _ in range(number)], list(self.counts), weights)
-
-    def _fill(self, parts: list[list[int]], left: list[int], weights: list[int]) -> list[Counts]:
-        """Add sequences to the lightest part that has memory left (to the emptiest where none has)."""
-        loads = [sum(map(int.__mul__, part, weights)) for part in parts]
-        kept = [sum(map(int.__mul__, part, self.memory)) for part in parts]
-        for bucket in sorted(range(len(left)), key=lambda bucket: (-weights[bucket], bucket)):
-            for _ in range(left[bucket]):
-                need = self.memory[bucket]
-                open_parts = [index for index in range(len(parts)) if kept[index] + need <= self.room]
-                target = min(open_parts or range(len(parts)), key=lambda index: (loads[index], kept[index], index))
-                parts[target][bucket] += 1
-                loads[target] += weights[bucket]
-                kept[target] += need
-        return [tuple(part) for part in parts]
-
-
-def _unplanned() -> Plan:
-    raise NoRoomError("a part of the cut has no plan")
-
-
-def all_cuts(counts: Counts, number: int, at_most: Counts | None = None) -> Iterator[tuple[Counts, ...]]:
-    """Every way to cut counts into ``number`` parts that hold something, parts in descending order."""
-    if number == 1:
-        if any(counts) and (at_most is None or counts <= at_most):
-            yield (counts,)
-        return
-    for first in itertools.product(*(range(count, -1, -1) for count in counts)):
-        if any(first) and (at_most is None or first <= at_most):
-            rest = tuple(count - taken for count, taken in zip(counts, first, strict=True))
-            for others in all_cuts(rest, number - 1, first):
-                yield (first, *others)

@@ -1,0 +1,142 @@
+"""Micro-steps of the least time: never worse than one step or the fewest, level with a peer that runs in parts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle.batches import SHAPES, make_problem
+
+from zellige.errors import InfeasibleError
+from zellige.placement import Engine, Placement, Plan, Problem, rank_costs
+from zellige.plan import plan_batch
+from zellige.plan.bounds import best_bound, bound_of_some
+from zellige.plan.length_cuts import LEAST_GAIN
+from zellige.plan.micro_cuts import Cutter
+from zellige.plan.micro_steps import BEST, plan_in_steps, plan_micro_steps, policy_planner
+from zellige.schedule import Schedule
+from zellige.sources import Options, batches_of, build_problem, load_setting, read_source
+
+
+def tight(problem: Problem, room_share: float) -> Problem:
+    """The problem where a rank's room is a share of what the batch's largest sequence needs whole."""
+    largest = max(o.kept_bytes + o.live_bytes for o in (problem.whole(b) for b in problem.counts))
+    usable = problem.memory.base_bytes + int(largest * room_share)
+    return dataclasses.replace(problem, memory=msgspec.structs.replace(problem.memory, usable_bytes=usable))
+
+
+def time_of(result: Plan | Schedule) -> int:
+    return result.step_time_ns if isinstance(result, Schedule) else result.makespan_ns
+
+
+def placed(result: Plan | Schedule) -> list[str]:
+    plans = result.plans if isinstance(result, Schedule) else (result,)
+    return sorted(placement.sequence for plan in plans for placement in plan.placements)
+
+
+BATCHES = st.lists(st.tuples(st.sampled_from(SHAPES[:9]), st.integers(1, 40)), min_size=1, max_size=5)
+
+
+@settings(max_examples=6)
+@given(
+    shapes=BATCHES,
+    policy=st.sampled_from(("dp", "static", "knapformer-oracle")),
+    room_share=st.sampled_from([1.1, 1.6, 3.0]),
+)
+def test_the_best_is_no_worse_than_one_step_or_the_fewest(
+    shapes: list[tuple[tuple[int, int, int], int]], policy: str, room_share: float
+) -> None:
+    batch = [shape for shape, count in shapes for _ in range(count)]
+    problem, planner = policy_planner(tight(make_problem(batch, "a800x8"), room_share), policy)
+    try:
+        fewest = plan_in_steps(problem, planner)
+    except InfeasibleError:
+        with pytest.raises(InfeasibleError):
+            plan_in_steps(problem, planner, BEST)
+        return
+    best = plan_in_steps(problem, planner, BEST)
+    assert best.fits
+    assert placed(best) == sorted(sequence.id for sequence in problem.batch.sequences)
+    assert time_of(best) <= time_of(fewest) / (1 - LEAST_GAIN)
+    assert time_of(best) >= best_bound(problem)[0]
+    if isinstance(fewest, Plan):
+        assert isinstance(best, Schedule) or best.digest == fewest.digest
+        assert isinstance(best, Plan) or best.step_time_ns < fewest.makespan_ns
+    assert plan_in_steps(problem, planner, BEST).digest == best.digest
+
+
+@given(BATCHES, st.sampled_from(("coalesced", "group")), st.data())
+@settings(max_examples=25)
+def test_bounds_of_some_sequences_are_those_of_their_batch(
+    shapes: list[tuple[tuple[int, int, int], int]], engine: Engine, data: st.DataObject
+) -> None:
+    whole = make_problem([shape for shape, count in shapes for _ in range(count)], "a800x8")
+    problem = dataclasses.replace(whole, engine=engine)
+    numbers = {name: data.draw(st.integers(0, count)) for name, count in problem.numbers.items()}
+    some = {name: count for name, count in numbers.items() if count}
+    if not some:
+        return
+    left = dict(some)
+    chosen = []
+    for sequence in problem.batch.sequences:
+        if left.get(sequence.bucket.name, 0):
+            left[sequence.bucket.name] -= 1
+            chosen.append(sequence)
+    batch = msgspec.structs.replace(problem.batch, sequences=tuple(chosen))
+    assert bound_of_some(problem, some) == best_bound(dataclasses.replace(problem, batch=batch))[0]
+
+
+@settings(max_examples=10)
+@given(shapes=BATCHES, number=st.integers(2, 5))
+def test_cuts_by_length_hold_every_sequence(shapes: list[tuple[tuple[int, int, int], int]], number: int) -> None:
+    batch = [shape for shape, count in shapes for _ in range(count)]
+    problem, planner = policy_planner(tight(make_problem(batch, "a800x8"), 1.2), "dp")
+    cutter = Cutter(problem, planner)
+    cut = cutter.by_length(None, range(number, number + 1), 30)
+    if cut is None:
+        assert len(batch) < number or cutter.best_cut(number)[0] is None
+        return
+    assert len(cut.parts) == number
+    assert all(any(part) for part in cut.parts)
+    assert tuple(map(sum, zip(*cut.parts, strict=True))) == cutter.counts
+    assert cut.time_ns == sum(plan.makespan_ns for part in cut.parts if (plan := cutter.plan_of(part)) is not None)
+
+
+def paper_problem(name: str) -> Problem:
+    source = read_source(name, Options())
+    cluster, model = load_setting(source, Options())
+    batch, _ = next(iter(batches_of(source, model, Options())))
+    return build_problem(batch, cluster=cluster, model=model)
+
+
+def waited_ns(problem: Problem, plan: Plan) -> int:
+    """What a plan's parts take where all ranks end each of them together, as micro-steps do."""
+
+    def alone(placement: Placement) -> Placement:
+        return msgspec.structs.replace(placement, stage=0, micro_batch=0)
+
+    return sum(rank_costs(problem, [alone(each) for each in part]).makespan_ns for part in plan.parts)
+
+
+def test_hotspa_is_not_ahead_where_memory_binds() -> None:
+    """On 16 ranks not even as priced, with ranks that go on to their next micro-batch without waiting for others."""
+    problem, planner = policy_planner(paper_problem("paper-15s-a800x16-v50"), "zellige")
+    peer = plan_batch(problem, "hotspa", "coalesced")
+    single = planner(problem)
+    assert peer.makespan_ns * 1.002 < single.makespan_ns, "it is ahead of one step"
+    best = plan_in_steps(problem, planner, BEST)
+    assert isinstance(best, Schedule)
+    assert best.step_time_ns <= peer.makespan_ns * 1.002
+    assert best.step_time_ns < waited_ns(problem, peer)
+
+
+def test_hotspa_is_not_ahead_where_ranks_wait_for_each_other() -> None:
+    """On 32 ranks two micro-steps: what it is ahead by, as priced, are ranks that do not wait."""
+    problem, planner = policy_planner(paper_problem("paper-15s-a6000x32-v45"), "zellige")
+    peer = plan_batch(problem, "hotspa", "coalesced")
+    schedule = plan_micro_steps(problem, planner, 2)
+    assert schedule.step_time_ns < planner(problem).makespan_ns
+    assert schedule.step_time_ns <= waited_ns(problem, peer) * 1.002
