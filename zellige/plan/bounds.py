@@ -96,7 +96,7 @@ def best_bound(problem: Problem) -> tuple[int, str]:
 def bound_of_some(problem: Problem, numbers: Mapping[str, int]) -> int:
     """:func:`best_bound` of some of the batch's sequences, counted by bucket name, in nanoseconds.
 
-    No more than they take in any number of micro-steps: of these the most ring rounds are one plan's, with its calls.
+    They take no less in any number of micro-steps: one of these has the most ring rounds, and makes its calls.
     """
     num_ranks, num_nodes = problem.cluster.num_ranks, problem.cluster.num_nodes
     kinds = problem.fronts_by_rounds if problem.engine == "coalesced" else ((0, problem.work_fronts),)
