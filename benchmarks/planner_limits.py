@@ -93,7 +93,7 @@ def deep_bound(problem: Problem, reached: int, states: int) -> int:
     any_sets.MOST_STATES, any_sets.ALL_STATES, any_sets.ANCHORS = states, 10 * states, 14
     any_sets._places.cache_clear()
     try:
-        return max(any_sets.any_sets_bound(problem, best_bound(problem)[0], reached), 1)
+        return max(any_sets.any_sets_bound(problem, best_bound(problem)[0], reached)[0], 1)
     finally:
         any_sets.MOST_STATES, any_sets.ALL_STATES, any_sets.ANCHORS = usual
         any_sets._places.cache_clear()

@@ -38,6 +38,8 @@ HALLWAY = (
     "problem",
     "placement",
     "schedule",
+    "waits_kernel",
+    "waits",
     "program_parts",
     "lowering",
     "program",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from zellige.cluster import CollectiveOp
@@ -248,8 +248,9 @@ def make_works(
     exchanges: Sequence[Exchange],
     engine: Engine,
     checkpoint: Checkpoint,
+    first_batch: Collection[str] | None = None,
 ) -> tuple[RankWork, ...]:
-    """The ordered work of every rank."""
+    """The ordered work of every rank; ``first_batch`` are the whole sequences that run first, beside split ones."""
     whole: list[list[int]] = [[] for _ in range(num_ranks)]
     mine: list[list[int]] = [[] for _ in range(num_ranks)]
     owns = [False] * num_ranks
@@ -263,7 +264,7 @@ def make_works(
             mine[rank].append(index)
     works = []
     for rank in range(num_ranks):
-        batches = _batches(whole[rank], segments, 2 if engine == "coalesced" and groups else 1)
+        batches = _batches(whole[rank], segments, 2 if engine == "coalesced" and groups else 1, first_batch)
         fill = [[Op("whole", part)] for part in range(len(batches))]
         passes = {
             phase: _rank_ops(phase, mine[rank], groups, placed[phase], exchanges, fill, engine) for phase in PHASES
@@ -304,10 +305,15 @@ def _rank_ops(
     return tuple(ops)
 
 
-def _batches(whole: list[int], segments: Sequence[Segment], parts: int) -> tuple[tuple[int, ...], ...]:
-    """Whole segments in order, cut into at most two batches where half of their tokens are reached."""
+def _batches(
+    whole: list[int], segments: Sequence[Segment], parts: int, first: Collection[str] | None
+) -> tuple[tuple[int, ...], ...]:
+    """Whole segments in order, cut into at most two batches: as told, or where half of their tokens are reached."""
     if parts == 1 or len(whole) < 2:
         return (tuple(whole),) if whole else ()
+    if first is not None:
+        told = [[index for index in whole if (segments[index].sequence in first) is early] for early in (True, False)]
+        return tuple(tuple(batch) for batch in told if batch)
     total = sum(segments[index].length for index in whole)
     seen, cut = 0, 1
     for position, index in enumerate(whole[:-1], start=1):

@@ -18,12 +18,14 @@ V of round t leave with ``in<t+2>``, when they are complete, or with ``back``. A
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import ClassVar
 
 import msgspec
 
+from zellige import waits
 from zellige.errors import ProgramError
 from zellige.files import PositiveInt, digest
 from zellige.lowering import (
@@ -200,6 +202,7 @@ def lower(plan: Plan | Iterable[Placement], problem: Problem) -> Program:
             f"the plan runs {parts} micro-batches one after another, and a program is a layer of one",
             fix="a policy without micro-batches, or lower each of Plan.parts for itself",
         )
+    engine, goal = (plan.engine, plan.makespan_ns) if isinstance(plan, Plan) else (problem.engine, 0)
     lengths = {s.id: problem.model.sequence_length(s.bucket.num_tokens) for s in problem.batch.sequences}
     unknown = [placement.sequence for placement in placements if placement.sequence not in lengths]
     if unknown:
@@ -212,11 +215,16 @@ def lower(plan: Plan | Iterable[Placement], problem: Problem) -> Program:
         [Assignment(p.sequence, lengths[p.sequence], p.config, p.ranks) for p in placements],
         Heads(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim),
         num_ranks=problem.cluster.num_ranks,
-        engine=plan.engine if isinstance(plan, Plan) else problem.engine,
+        engine=engine,
         num_layers=geometry.num_layers,
         checkpoint=problem.memory.checkpoint,
         plan=plan.digest if isinstance(plan, Plan) else "",
+        first_batch=waits.first_batch(_coalesced(problem), placements, goal) if engine == "coalesced" else None,
     )
+
+
+def _coalesced(problem: Problem) -> Problem:
+    return problem if problem.engine == "coalesced" else dataclasses.replace(problem, engine="coalesced")
 
 
 def build_program(
@@ -228,8 +236,13 @@ def build_program(
     num_layers: int = 1,
     checkpoint: Checkpoint = "none",
     plan: str = "",
+    first_batch: Collection[str] | None = None,
 ) -> Program:
-    """The program of sequences in placement order; raises :class:`ProgramError` for ranks that do not exist."""
+    """The program of sequences in placement order; raises :class:`ProgramError` for ranks that do not exist.
+
+    ``first_batch`` are the whole sequences that a coalesced engine runs first on their ranks; None: half of the tokens
+    of each rank.
+    """
     ordered = sorted(assignments, key=lambda assignment: -assignment.config.degree)
     segments = make_segments(ordered, heads, num_ranks)
     groups = make_groups(segments, engine, num_ranks)
@@ -238,7 +251,7 @@ def build_program(
     sides = {
         phase: [builder.add(phase, index, group, exchanges) for index, group in enumerate(groups)] for phase in PHASES
     }
-    works = make_works(num_ranks, segments, groups, sides, exchanges, engine, checkpoint)
+    works = make_works(num_ranks, segments, groups, sides, exchanges, engine, checkpoint, first_batch)
     return Program(
         plan=plan,
         engine=engine,

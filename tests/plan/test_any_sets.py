@@ -14,20 +14,25 @@ from oracle.bound_checks import never_above_the_optimum
 from oracle.brute_force import optimum, random_problem
 
 from zellige.errors import InfeasibleError
-from zellige.placement import ENGINES, Engine
+from zellige.placement import ENGINES, Engine, Problem
 from zellige.plan import plan_batch
 from zellige.plan.any_sets import MOST_STATES, Sand, SetSearch, any_sets_bound
-from zellige.plan.any_sets_kernel import NEXT_TARGET, NODES, OPEN, PLACED, REFUTED, explore
+from zellige.plan.any_sets_kernel import OPEN, PLACED, REFUTED, explore
 from zellige.plan.compiled import compiled, is_compiled, prefer_compiled
+from zellige.plan.set_places import KEPT_TARGET, NEXT_TARGET, NODES
 from zellige.spreads import Spread, spreads_of
 
 PER_SEED = 15
 
 
+def bound(problem: Problem, known: int, reached: int) -> int:
+    return any_sets_bound(problem, known, reached)[0]
+
+
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_bound_exceeds_the_optimum_over_any_rank_sets(engine: Engine, seed: int) -> None:
-    assert never_above_the_optimum(any_sets_bound, engine, seed, PER_SEED) or engine == "group"
+    assert never_above_the_optimum(bound, engine, seed, PER_SEED) or engine == "group"
 
 
 class Case(NamedTuple):
@@ -166,3 +171,25 @@ def test_plans_state_no_bound_above_the_optimum(seed: int) -> None:
         except InfeasibleError:
             continue
         assert plan.bound_ns <= best.makespan_ns <= plan.makespan_ns
+
+
+@settings(deadline=None, max_examples=120)
+@given(cases())
+def test_the_placement_that_is_kept_fits_below_its_target(case: Case) -> None:
+    least = least_target(case)
+    search = without_buckets(case.num_nodes, case.per_node, case.spreads)
+    assert search.laid() == []
+    able = max(min(spread.time for spread in spreads) for spreads in case.spreads)
+    search.raise_bound(able - 1, 4 * least + 4)
+    target, laid = int(search.array[search.places.numbers + KEPT_TARGET]), search.laid()
+    if not target:
+        assert laid == []
+        return
+    loads = [0] * (case.num_nodes * case.per_node)
+    for (spread, ranks), spreads in zip(laid, case.spreads, strict=True):
+        assert spread in spreads
+        assert len(set(ranks)) == spread.degree
+        assert spread.wide or len({rank // case.per_node for rank in ranks}) == 1
+        for rank in ranks:
+            loads[rank] += spread.time
+    assert max(loads) <= target

@@ -13,16 +13,17 @@ For the coalesced engine a plan has some number of ring rounds: as in B3 with ca
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from zellige.plan.any_sets_kernel import SetPlaces, raise_bound
+from zellige.plan.any_sets_kernel import raise_bound
 from zellige.plan.bounds import least_time_of
 from zellige.plan.chain import calls_ns
 from zellige.plan.compiled import LARGEST, compiled, is_compiled
 from zellige.plan.layout import Ints, zeros
+from zellige.plan.set_places import KEPT_TARGET, SetPlaces
 from zellige.problem import Kind, Problem
 from zellige.spreads import Spread, WorkFront
 
@@ -42,8 +43,9 @@ MOST_RANKS = 64
 """Beyond, placements are too many for the limit of states, and sequences short against the step."""
 
 
-def any_sets_bound(problem: Problem, known: int, reached: int) -> int:
-    """The bound in ns, between ``known``, which is one, and ``reached``, a plan's makespan.
+def any_sets_bound(problem: Problem, known: int, reached: int) -> tuple[int, list[list[Laid]]]:
+    """The bound in ns, between ``known``, which is one, and ``reached``, a plan's makespan; and the placements of the
+    longest sequences under the lowest times that were not refuted.
 
     It holds for plans whose sequences each fit into a rank's memory alone, which all do that fit. What holds for a kind
     of plans holds for those of fewer ring rounds: their options are among its own. So of the kinds that may be below
@@ -51,26 +53,26 @@ def any_sets_bound(problem: Problem, known: int, reached: int) -> int:
     """
     cluster = problem.cluster
     if cluster.num_ranks > MOST_RANKS or cluster.num_ranks * reached >= LARGEST:
-        return known
+        return known, []
     kinds = [kind for kind in problem.kinds if all(kind.spreads[name] for name in problem.numbers)]
     calls = [calls_ns(problem, kind.fewest) for kind in kinds]
     lows = [max(least_time_of(problem, kind.fronts), known - paid) for kind, paid in zip(kinds, calls, strict=True)]
     below = [place for place in range(len(kinds)) if lows[place] + calls[place] < reached]
     if not below:
-        return max(known, reached)
-    place, searched = below[-1], set[int]()
+        return max(known, reached), []
+    place, searched, laid = below[-1], set[int](), list[list[Laid]]()
     while place not in searched and len(searched) < MOST_KINDS and lows[place] + calls[place] < reached:
         searched.add(place)
         paid = min(calls[: place + 1]) if not searched - {place} else calls[place]
-        least = _raised(problem, kinds[place], lows[place], reached - paid)
+        least = _raised(problem, kinds[place], lows[place], reached - paid, laid)
         lows[: place + 1] = [max(low, least) for low in lows[: place + 1]]
         place = min(range(len(kinds)), key=lambda each: lows[each] + calls[each])
     reaches = [low + paid for low, paid in zip(lows, calls, strict=True)]
-    return max(known, min([reached, *reaches]))
+    return max(known, min([reached, *reaches])), laid
 
 
-def _raised(problem: Problem, kind: Kind, low: int, stop: int) -> int:
-    """The bound of a kind of plans, between ``low``, which is one, and ``stop``."""
+def _raised(problem: Problem, kind: Kind, low: int, stop: int, laid: list[list[Laid]]) -> int:
+    """The bound of a kind of plans, between ``low``, which is one, and ``stop``; adds a placement that is new."""
     names, cluster = list(problem.numbers), problem.cluster
     anchors = _longest(problem.numbers, kind.fronts)
     sand = Sand(
@@ -80,7 +82,12 @@ def _raised(problem: Problem, kind: Kind, low: int, stop: int) -> int:
         list({each.time for name in names for each in kind.spreads[name]}),
     )
     spreads = [kind.spreads[name] for name in anchors]
-    return SetSearch(cluster.num_nodes, cluster.ranks_per_node, spreads, sand).raise_bound(low, stop)
+    search = SetSearch(cluster.num_nodes, cluster.ranks_per_node, spreads, sand)
+    bound = search.raise_bound(low, stop)
+    placed = [Laid(name, *each) for name, each in zip(anchors, search.laid(), strict=False)]
+    if placed and placed not in laid:
+        laid.append(placed)
+    return bound
 
 
 def _longest(numbers: Mapping[str, int], fronts: Mapping[str, WorkFront]) -> list[str]:
@@ -99,19 +106,33 @@ class Certificate:
     bound: int
     name: str
     searched: bool = False
+    laid: list[list[Laid]] = field(default_factory=list)
 
     def search(self, reached: int) -> None:
         """Raise the bound towards a plan's makespan, once."""
         if self.searched:
             return
         self.searched = True
-        found = any_sets_bound(self.problem, self.bound, reached)
+        found, self.laid = any_sets_bound(self.problem, self.bound, reached)
         if found > self.bound:
             self.bound, self.name = found, "B6 any rank sets"
+
+    def take_laid(self) -> list[list[Laid]]:
+        """The placements that the search has met and that nobody took yet."""
+        laid, self.laid = self.laid, []
+        return laid
 
     def is_near(self, makespan: int, power: int) -> bool:
         """Whether a makespan is within 2**-``power`` of the bound."""
         return makespan <= self.bound + (self.bound >> power)
+
+
+class Laid(NamedTuple):
+    """A sequence of a bucket as a search laid it: how, and on which ranks."""
+
+    bucket: str
+    spread: Spread
+    ranks: tuple[int, ...]
 
 
 class Sand(NamedTuple):
@@ -149,11 +170,35 @@ class SetSearch:
         given += sand.times
         self.array: Ints = zeros(size) if is_compiled() else [0] * size
         self.array[: len(given)] = given
+        self.flat = flat
+
+    def laid(self) -> list[tuple[Spread, tuple[int, ...]]]:
+        """How the anchors lie, and on which ranks, in the last placement that :meth:`raise_bound` found; none where
+        there is none."""
+        at, size = self.places, self.places.num_nodes * self.places.per_node
+        if not self.array[at.numbers + KEPT_TARGET]:
+            return []
+        nodes = [[(0, first + rank) for rank in range(at.per_node)] for first in range(0, size, at.per_node)]
+        found = []
+        for depth in range(at.num_anchors):
+            spread = self.flat[self.array[at.kept_rung + depth]]
+            kept = at.kept_taken + depth * size
+            taken = [bool(flag) for flag in self.array[kept : kept + size]]
+            placed = [load for node in nodes for load in node]
+            found.append((spread, tuple(sorted(rank for (_, rank), flag in zip(placed, taken, strict=True) if flag))))
+            placed = [(load + flag * spread.time, rank) for (load, rank), flag in zip(placed, taken, strict=True)]
+            nodes = [sorted(placed[first : first + at.per_node], key=_load) for first in range(0, size, at.per_node)]
+            nodes.sort(key=lambda node: [load for load, _ in node])
+        return found
 
     def raise_bound(self, low: int, stop: int) -> int:
         """The bound between ``low``, which is one, and ``stop`` (:func:`zellige.plan.any_sets_kernel.raise_bound`)."""
         run = compiled("zellige.plan.any_sets_kernel", "raise_bound") if is_compiled() else raise_bound
         return int(run(low, stop, STEPS, MOST_STATES, ALL_STATES, self.array, self.places))
+
+
+def _load(placed: tuple[int, int]) -> int:
+    return placed[0]
 
 
 @lru_cache(maxsize=1024)
@@ -168,7 +213,7 @@ def _places(num_nodes: int, per_node: int, given: tuple[int, int, int, int, int]
     sizes |= {"front_time": options, "front_work": options, "times": times, "least": buckets}
     sizes |= dict.fromkeys(("path_rung", "path_node", "path_count"), depths)
     sizes |= dict.fromkeys(("path_work", "rest"), depths + 1)
-    sizes |= {"path_load": (depths + 1) * ranks, "numbers": 3}
+    sizes |= {"path_load": (depths + 1) * ranks, "kept_rung": depths, "kept_taken": depths * ranks, "numbers": 4}
     sizes |= dict.fromkeys(("class_load", "class_node", "class_ranks", "class_taken"), depths * ranks)
     sizes |= {"table": table_size, "rows": (MOST_STATES + 1) * (ranks + 1)}
     starts, size = {}, 0

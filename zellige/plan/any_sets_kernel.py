@@ -7,14 +7,9 @@ All integers are below 2**62.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from zellige.plan.layout import Ints
 from zellige.plan.search_kernel import NEVER
-
-NODES, NEXT_TARGET, ROWS = range(3)
-"""The places of :attr:`SetPlaces.numbers`: states visited, the least target at which a cut would not have been made,
-states remembered."""
+from zellige.plan.set_places import KEPT_TARGET, NEXT_TARGET, NODES, ROWS, SetPlaces
 
 NEARLY = 8
 """The highest target is 2**-8 (0.4 %) below the plan."""
@@ -29,54 +24,6 @@ REFUTED, PLACED, OPEN = range(3)
 """No placement is below the target, one is (fillers being divisible), or the limit of states came first."""
 
 
-class SetPlaces(NamedTuple):
-    """Where the figures of a search stand in its one array of integers, and how many of some there are.
-
-    * By anchor its bucket, its first rung and the one past the last; by rung work, time, degree, and whether it is over
-      nodes.
-    * By bucket how many of its sequences are no anchors, its least work, and where its front (times, which rise, and
-      works) starts and ends; ``times``: all at which something more fits.
-    * By depth the loads (node by node, ascending in each), the work before it, the rung and the node of an anchor, and
-      classes of equally loaded ranks of a node below the target: load, node, ranks, and how many of them are taken.
-    * ``rest``: by depth the least work that is still to come; ``numbers``: :data:`NODES` and what follows it.
-    * ``rows``: states that failed; ``table``: a hash table of their places (one more; 0: none).
-    """
-
-    bucket: int
-    rung_first: int
-    rung_last: int
-    rung_work: int
-    rung_time: int
-    rung_degree: int
-    rung_wide: int
-    sand: int
-    front_first: int
-    front_last: int
-    front_time: int
-    front_work: int
-    times: int
-    least: int
-    path_load: int
-    path_work: int
-    path_rung: int
-    path_node: int
-    path_count: int
-    class_load: int
-    class_node: int
-    class_ranks: int
-    class_taken: int
-    rest: int
-    numbers: int
-    table: int
-    rows: int
-    num_anchors: int
-    num_buckets: int
-    num_times: int
-    num_nodes: int
-    per_node: int
-    table_size: int
-
-
 def raise_bound(low: int, stop: int, steps: int, limit: int, total: int, w: Ints, at: SetPlaces) -> int:
     """The bound between ``low``, which is one, and ``stop``, to 2**-``steps`` of the way from one to the other.
 
@@ -84,6 +31,7 @@ def raise_bound(low: int, stop: int, steps: int, limit: int, total: int, w: Ints
     one isn't refuted, the last to what would make a plan near; what lies between then is halved.
     """
     first, gap, most, left = low, stop - low, stop, total
+    w[at.numbers + KEPT_TARGET] = 0
     nearly = max((low + stop) // 2, stop - (stop >> NEARLY))
     for part in range(1, LEAPS + 1):
         target = min(first + gap * part // LEAPS, nearly) if part < LEAPS else nearly
@@ -108,13 +56,34 @@ def raise_bound(low: int, stop: int, steps: int, limit: int, total: int, w: Ints
 
 def _refuted_below(target: int, limit: int, w: Ints, at: SetPlaces) -> int:
     """The time below which no plan is, if the target can be refuted; else 0."""
-    if explore(target, limit, _weigh(target, w, at), w, at) != REFUTED:
+    found = explore(target, limit, _weigh(target, w, at), w, at)
+    if found == PLACED:
+        _keep(target, w, at)
+    if found != REFUTED:
         return 0
     beyond = w[at.numbers + NEXT_TARGET]
     for place in range(at.num_times):
         if w[at.times + place] > target:
             beyond = min(beyond, w[at.times + place])
     return int(beyond)
+
+
+def _keep(target: int, w: Ints, at: SetPlaces) -> None:
+    """Write down the placement that was found."""
+    size, per_node = at.num_nodes * at.per_node, at.per_node
+    w[at.numbers + KEPT_TARGET] = target
+    for depth in range(at.num_anchors):
+        loads, kept, base = at.path_load + depth * size, at.kept_taken + depth * size, depth * size
+        w[at.kept_rung + depth] = w[at.path_rung + depth]
+        for rank in range(size):
+            w[kept + rank] = 0
+        for place in range(base, base + w[at.path_count + depth]):
+            left, rank = w[at.class_taken + place], w[at.class_node + place] * per_node
+            while left:
+                if w[loads + rank] == w[at.class_load + place]:
+                    w[kept + rank] = 1
+                    left -= 1
+                rank += 1
 
 
 def _weigh(target: int, w: Ints, at: SetPlaces) -> int:

@@ -1,4 +1,4 @@
-"""What ranks that share sequences wait for: an estimate of a coalesced step from the work of its phases."""
+"""The chain of a coalesced step: what its split sequences take if all ranks meet in every phase."""
 
 from __future__ import annotations
 
@@ -11,16 +11,6 @@ from zellige.problem import Problem, Rung
 
 FORWARD_SHARE = (2, 7)
 """Forward over forward and backward of attention: 1 of 3.5 (what full checkpointing runs once more)."""
-
-UNEVEN = (2, 5)
-"""Where ranks that share a sequence differ in attention by more than this part of the step, some wait ..."""
-
-WAIT = 7
-"""... and are expected to do so for 2**-7 (0.8 %) of it: what it may cost to take another plan."""
-
-
-SLACK = 6
-"""A chain counts as far as it exceeds the makespan by more than 2**-6 (1.6 %) of it."""
 
 
 class Phases(NamedTuple):
@@ -76,24 +66,6 @@ def chain_ns(problem: Problem, ways: Sequence[Split]) -> int:
     """
     work = phases(problem, ways)
     return max(work.linear) + max(work.moving) + max(work.attention)
-
-
-def expected_step_ns(problem: Problem, ways: Sequence[Split], makespan: int, rounds: int) -> int:
-    """What a plan may be expected to take with its waits, in nanoseconds; ``ways`` are all split sequences.
-
-    Its makespan, what its chain exceeds that by, and more where ranks that share a sequence have much and little
-    attention: those with little fill up with whole sequences and are then waited for. The rule and its constants are
-    from simulated plans (docs/planner.md), not a bound.
-    """
-    if problem.engine != "coalesced" or not ways:
-        return makespan
-    work = phases(problem, ways)
-    chain = max(work.linear) + max(work.moving) + max(work.attention) + calls_ns(problem, rounds)
-    shared = ([work.attention[rank] for rank in way.ranks] for way in ways)
-    uneven = max(max(loads) - min(loads) for loads in shared)
-    part, of = UNEVEN
-    beyond = max(0, chain - makespan - (makespan >> SLACK))
-    return makespan + beyond + (makespan >> WAIT if of * uneven > part * makespan else 0)
 
 
 def _parts(problem: Problem, way: Split) -> tuple[int, int, int]:

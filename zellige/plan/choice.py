@@ -1,13 +1,15 @@
-"""Which of the drafts becomes the plan: the one that is expected to wait least, then the one that moves least."""
+"""Which of the drafts becomes the plan: the one whose step is expected to end first, then the one that moves least."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from zellige.plan.chain import expected_step_ns
+from zellige.plan.compiled import compiled, is_compiled
+from zellige.plan.layout import int_array, int_table, zeros
 from zellige.plan.packing import Split
 from zellige.plan.task import Draft
 from zellige.problem import Problem
+from zellige.waits import AS_THEY_ARE, LARGEST, Loops, Way, best_cut
 
 CLOSE = 11
 """Steps within 2**-11 (0.05 %) of the least expected one are told apart by the bytes that they move."""
@@ -27,12 +29,30 @@ def choose(problem: Problem, drafts: Iterable[Scored]) -> Draft:
     for makespan, draft in ordered:
         if least is not None and makespan > least + (least >> CLOSE):
             break
-        step = expected_step_ns(problem, split_ways(draft), makespan, draft.rounds)
+        step = expected_step_ns(problem, draft, makespan)
         least = step if least is None else min(least, step)
         expected.append((step, makespan, draft))
     assert least is not None
     close = [(makespan, draft) for step, makespan, draft in expected if step <= least + (least >> CLOSE)]
     return min(close, key=_preference)[1]
+
+
+def expected_step_ns(problem: Problem, draft: Draft, makespan: int) -> int:
+    """What a draft's step may be expected to take with its waits, in nanoseconds: no less than its makespan, and what
+    :func:`zellige.waits.best_cut` finds."""
+    ways = split_ways(draft)
+    if problem.engine != "coalesced" or not ways:
+        return makespan
+    placed = [Way(way.bucket, way.rung.option, way.ranks) for way in ways]
+    whole = {name: counts for name, counts in draft.whole.items() if any(counts)}
+    may_compile = is_compiled() and makespan * problem.cluster.num_ranks < LARGEST
+    loops = compiled_loops() if may_compile else AS_THEY_ARE
+    return max(makespan, best_cut(problem, placed, whole, makespan, loops).step_ns)
+
+
+def compiled_loops() -> Loops:
+    """The loops that follow a step, compiled."""
+    return Loops(compiled("zellige.waits_kernel", "best_cut"), int_array, int_table, zeros)
 
 
 def split_ways(draft: Draft) -> Sequence[Split]:

@@ -73,7 +73,7 @@ def _compile_module(module_name: str) -> dict[str, Any]:
 def _stamp() -> str:
     """A hash of all kernels' sources. numba keeps a function on disk until its own file changes; with the hash in its
     name it is made anew as well where what it calls has changed, or a constant from elsewhere."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted([*Path(__file__).parent.glob("*.py"), *Path(__file__).parents[1].glob("*_kernel.py")])
     kernels = [path.read_bytes() for path in sources if path.stem.endswith(("_kernel", "_places"))]
     return hashlib.sha256(b"".join(kernels)).hexdigest()[:12]
 

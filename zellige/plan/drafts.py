@@ -58,13 +58,13 @@ def draft(task: Task, anchors: dict[str, int], *, binds: bool) -> Draft | None:
     if placed is None:
         return None
     lower = placed[0].found.lower if len(placed) == 1 else task.start
-    result = _fill(task, anchors, pods, placed, sand)
+    result = fill(task, anchors, pods, placed, sand)
     if len(placed) == 1 and binds:
         for chosen, target in placed[0].found.others:
             if result is not None and result.longest <= target:
                 break
             other = placed[0]._replace(found=placed[0].found._replace(chosen=chosen, target=target))
-            result = faster(result, _fill(task, anchors, pods, [other], sand))
+            result = faster(result, fill(task, anchors, pods, [other], sand))
     freely = len(pods) > 1 and not binds and task.problem.engine == "coalesced"
     origin = FREE if freely else BLOCKS
     return None if result is None else dataclasses.replace(result, lower=lower, origin=origin)
@@ -95,7 +95,7 @@ def draft_freely(
     found = place_freely(search, task.start, below)
     if found is None:
         return None, False
-    result = _fill(task, anchors, [], [Placed(0, names, Found(*found, task.start))], sand, loose_only=True)
+    result = fill(task, anchors, [], [Placed(0, names, Found(*found, task.start))], sand, loose_only=True)
     if result is None:
         return None, True
     return dataclasses.replace(result, lower=task.start, origin=FREE), False
@@ -131,7 +131,7 @@ def faster(one: Draft | None, other: Draft | None) -> Draft | None:
     return other if other.longest < one.longest else one
 
 
-def _fill(
+def fill(
     task: Task,
     anchors: dict[str, int],
     pods: Sequence[tuple[int, Pod]],

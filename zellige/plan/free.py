@@ -29,12 +29,21 @@ Node = tuple[tuple[int, int], ...]
 class FreeSearch:
     """Depth first over rungs (least work first) and rank sets below a target; a failed state is not tried again.
 
-    ``fronts`` are the rungs of each anchor, ``work`` what the fillers take at least.
+    ``fronts`` are the rungs of each anchor, ``work`` what the fillers take at least, ``loads`` what the ranks have to
+    do already.
     """
 
-    def __init__(self, num_nodes: int, per_node: int, fronts: Sequence[tuple[Rung, ...]], work: int) -> None:
+    def __init__(
+        self,
+        num_nodes: int,
+        per_node: int,
+        fronts: Sequence[tuple[Rung, ...]],
+        work: int,
+        loads: Sequence[int] | None = None,
+    ) -> None:
         self.per_node, self.num_ranks = per_node, num_nodes * per_node
-        self.fronts, self.work = fronts, work
+        self.loads = loads or [0] * self.num_ranks
+        self.fronts, self.work = fronts, work + sum(self.loads)
         self.path: list[tuple[Rung, tuple[int, ...]]] = []
         self.left = self.target = 0
         self.rest: list[int] = []
@@ -42,10 +51,11 @@ class FreeSearch:
         self.arrays: FreeArrays | None = None
 
     @property
-    def empty(self) -> list[Node]:
-        """Nodes without loads."""
+    def nodes(self) -> list[Node]:
+        """The nodes before any anchor is placed."""
+        placed = list(zip(self.loads, range(self.num_ranks), strict=True))
         starts = range(0, self.num_ranks, self.per_node)
-        return [tuple([(0, rank) for rank in range(start, start + self.per_node)]) for start in starts]
+        return [tuple(sorted(placed[start : start + self.per_node])) for start in starts]
 
     @property
     def least(self) -> int:
@@ -69,7 +79,7 @@ class FreeSearch:
             self.rest.append(self.rest[-1] + least)
         self.rest.reverse()
         budget = self.num_ranks * target - self.work
-        return _as_chosen(self.path) if self._descend(0, budget, self.empty) else None
+        return _as_chosen(self.path) if self._descend(0, budget, self.nodes) else None
 
     def may_compile(self, target: int) -> bool:
         """Whether compiled loops are wanted and no figure up to a target is too large for them."""
@@ -83,7 +93,7 @@ class FreeSearch:
         from zellige.plan.free_arrays import FreeArrays
 
         if self.arrays is None:
-            self.arrays = FreeArrays(self.num_ranks // self.per_node, self.per_node, self.fronts)
+            self.arrays = FreeArrays(self.nodes, self.fronts)
         return self.arrays
 
     def _descend(self, index: int, budget: int, nodes: list[Node]) -> bool:

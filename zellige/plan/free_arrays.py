@@ -12,6 +12,9 @@ from zellige.plan.free_kernel import DEPTHS, FREE_NODES, FreePlaces
 from zellige.plan.layout import Ints, int_array
 from zellige.problem import Rung
 
+Node = Sequence[tuple[int, int]]
+"""(load, rank) of a node's ranks, ascending."""
+
 TABLE = 1 << (2 * FREE_NODES + 4).bit_length()
 """Places of the hash table of failed states."""
 
@@ -19,27 +22,27 @@ TABLE = 1 << (2 * FREE_NODES + 4).bit_length()
 class FreeArrays:
     """What a compiled search over free rank sets reads and changes, for the anchors of one search."""
 
-    def __init__(self, num_nodes: int, per_node: int, fronts: Sequence[tuple[Rung, ...]]) -> None:
+    def __init__(self, nodes: Sequence[Node], fronts: Sequence[tuple[Rung, ...]]) -> None:
         firsts: dict[int, int] = {}
         self.flat: list[Rung] = []
         for front in fronts:
             if id(front) not in firsts:
                 firsts[id(front)] = len(self.flat)
                 self.flat += front
-        self.places, size = free_places(num_nodes, per_node, len(fronts), len(self.flat))
+        self.places, size = free_places(len(nodes), len(nodes[0]), len(fronts), len(self.flat))
         given = [firsts[id(front)] for front in fronts]
         given += [firsts[id(front)] + len(front) for front in fronts]
         given += [rung.work for rung in self.flat]
         given += [rung.time for rung in self.flat]
         given += [rung.degree for rung in self.flat]
         given += [rung.nodes for rung in self.flat]
-        given += range(num_nodes * per_node)
+        given += [rank for node in nodes for _, rank in node]
         self.array = np.empty(size, dtype=np.int64)
         self.array[: len(given)] = int_array(given)
         self.depths = len(fronts)
         self.array[self.places.numbers + DEPTHS] = self.depths
-        start = self.places.path_load
-        self.array[start : start + num_nodes * per_node] = 0
+        loads = [load for node in nodes for load, _ in node]
+        self.array[self.places.path_load : self.places.path_load + len(loads)] = loads
 
     def place(self, low: int, below: int, work: int) -> int:
         """The target of a placement or -1 (:func:`zellige.plan.free_kernel.place_freely`)."""

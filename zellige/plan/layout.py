@@ -21,3 +21,8 @@ def zeros(*shape: int) -> Ints:
     import numpy
 
     return numpy.zeros(shape, dtype=numpy.int64)
+
+
+def int_table(rows: list[list[int]], columns: int) -> Ints:
+    """Rows of so many integers as an array, also where there are none."""
+    return int_array(rows).reshape(len(rows), columns)

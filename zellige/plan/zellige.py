@@ -10,9 +10,10 @@ from zellige.plan.any_sets import Certificate
 from zellige.plan.attempt_kernel import CLOSE, GOOD, NEAR
 from zellige.plan.attempts import free_draft
 from zellige.plan.bounds import best_bound, least_time_of
-from zellige.plan.chain import SLACK, calls_ns, chain_ns
-from zellige.plan.choice import choose, split_ways
+from zellige.plan.chain import calls_ns
+from zellige.plan.choice import choose, expected_step_ns
 from zellige.plan.drafts import draft, polish
+from zellige.plan.laid import laid_draft
 from zellige.plan.search import Budget
 from zellige.plan.search_kernel import NEVER
 from zellige.plan.task import ONE_POD, Draft, Task, anchors_of, block_choices, make_task
@@ -30,8 +31,16 @@ NODES = 6000
 FAIR = 6
 """Beyond one pod, a draft within 2**-6 (1.6 %) of the bound that left memory to the packing is not searched anew."""
 
+WAITING = 8
+"""A draft that is expected to wait for more than 2**-8 (0.4 %) of its makespan does not end the planning; one around a
+placement that the bound met counts up to 2**-8 above the other."""
+
 MOST_RANKS = 256
 """Up to so many ranks, the best draft's sequences are moved one by one."""
+
+
+LAX = 7
+"""Placements of a draft's long sequences may end 2**-7 (0.8 %) after another draft: the local search levels them."""
 
 
 class Family(NamedTuple):
@@ -172,12 +181,15 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
     """
     rungs = problem.rungs_within[family.limit] if family.limit else _whole_only(problem)
     free, binds = free_draft(problem, family.least, rungs) if family.limit else (None, False)
+    drafts = [free] if free is not None else []
     if free is not None:
         if not known.is_near(_step(problem, free), NEAR):
             known.search(_step(problem, free))
-        if _is_near(problem, family, known, free) and not _waits(problem, free):
-            return [free], family.least
-    attempt = Attempt([free] if free is not None else [], NEVER, binds)
+            drafts += _laid(problem, family, rungs, known, free)
+        first = min(drafts, key=lambda draft: _step(problem, draft))
+        if _is_near(problem, family, known, first) and not _waits(problem, first):
+            return drafts, family.least
+    attempt = Attempt(drafts, NEVER, binds)
     choices = block_choices(problem, rungs, family.least)
     for shapes in choices[:1] if free is not None else choices:
         part = budget.nodes // (2 if free is None else 4)
@@ -195,6 +207,16 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
     return drafts, max(attempt.lower, family.least)
 
 
+def _laid(
+    problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]], known: Certificate, free: Draft
+) -> list[Draft]:
+    """Drafts around placements that the bound met, each made once, that are faster than a draft or hardly slower."""
+    task = Task(problem, rungs, problem.numbers, family.least, frozenset(), Budget(0))
+    made = [laid_draft(task, laid, free.longest + (free.longest >> LAX)) for laid in known.take_laid()]
+    most = _step(problem, free) + (_step(problem, free) >> WAITING)
+    return [draft for draft in made if draft is not None and _step(problem, draft) <= most]
+
+
 def _step(problem: Problem, draft: Draft) -> int:
     """A draft's makespan."""
     return draft.longest + calls_ns(problem, draft.rounds)
@@ -206,9 +228,9 @@ def _is_near(problem: Problem, family: Family, known: Certificate, draft: Draft)
 
 
 def _waits(problem: Problem, free: Draft) -> bool:
-    """Whether a draft's chain takes more than 1.6 % longer than its slowest rank."""
-    ways = split_ways(free)
-    return bool(ways) and chain_ns(problem, ways) > free.longest + (free.longest >> SLACK)
+    """Whether a draft's step is expected to take more than 0.4 % longer than its makespan."""
+    makespan = _step(problem, free)
+    return expected_step_ns(problem, free, makespan) > makespan + (makespan >> WAITING)
 
 
 def _whole_only(problem: Problem) -> dict[str, tuple[Rung, ...]]:
