@@ -45,8 +45,8 @@ WORST_PODS, MORE_NODES = 4, 400
 POD_FLOORS = (1, 4, 2, 8)
 """Least degrees of a pod's anchors that are tried one after another."""
 
-UNITS = (1, 2)
-"""A pod that is not good so is placed node by node, then by so many nodes together."""
+UNITS = ((1, False), (2, False), (2, True))
+"""Where a pod is not good, so many nodes together are filled one after another; whether by all degrees or the task's."""
 
 SCARCE = 8
 """Where fillers are less than this part of all time (an eighth), anchors fill ranks one after another, not evenly."""
@@ -237,10 +237,11 @@ def _place_anchors(
     shares = _deal_to_pods(task, members, pods, sand)
     known: dict[PodKey, Found | None] = {}
     freely: set[PodKey] = set()
-    covers = _covers(task, anchors, sand)
+    may_overlap = len(pods) > 1 and densities is None and task.problem.engine == "coalesced"
+    covers = _covers(task, anchors, sand) if may_overlap else []
 
     def search(key: PodKey, pod: Pod, mine: Sequence[Anchor], budget: Budget, *, tight: bool) -> None:
-        if len(pods) > 1 and densities is None and task.problem.engine == "coalesced":
+        if may_overlap:
             placed = _freely_on_pod(task, pod, mine, key[2], covers)
             if placed is not None:
                 known[key] = placed
@@ -274,12 +275,20 @@ def _place_anchors(
 
 
 def _covers(task: Task, anchors: dict[str, int], sand: Sand) -> list[NodeCover]:
-    """Placers of anchors node by node, and by two nodes."""
+    """Placers of anchors node by node and by two nodes (:data:`UNITS`)."""
     cluster, target = task.problem.cluster, task.start + (task.start >> GOOD)
     kept = sum([filler.number * filler.whole.kept for filler in fillers_of(task, anchors)])
-    rungs = {name: task.rungs[name] for name in anchors}
     field = Field(cluster.ranks_per_node, target, task.problem.memory.room_bytes, sand.work, kept)
-    return [NodeCover(rungs, field, unit) for unit in UNITS]
+    nested = {name: task.rungs[name] for name in anchors}
+    every = {name: _every_rung(task, name) for name in anchors}
+    return [NodeCover(every if all_degrees else nested, field, unit) for unit, all_degrees in UNITS]
+
+
+def _every_rung(task: Task, name: str) -> tuple[Rung, ...]:
+    """A bucket's rungs of any degree with no more ring rounds than those of the task."""
+    rounds = max([rung.option.config.k for rung in task.rungs[name]])
+    allowed = [limit for limit in task.problem.ring_limits if limit <= rounds]
+    return task.problem.rungs_within[allowed[-1] if allowed else task.problem.ring_limits[0]][name]
 
 
 def _freely_on_pod(
