@@ -46,7 +46,7 @@ POD_FLOORS = (1, 4, 2, 8)
 """Least degrees of a pod's anchors that are tried one after another."""
 
 UNITS = ((1, False), (2, False), (2, True))
-"""Where a pod is not good, so many nodes together are filled one after another; whether by all degrees or the task's."""
+"""Where a pod is not good, so many nodes together are filled one after another; whether by all degrees."""
 
 SCARCE = 8
 """Where fillers are less than this part of all time (an eighth), anchors fill ranks one after another, not evenly."""
