@@ -7,11 +7,12 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zellige.plan.attempt_kernel import CLOSE, MAX_CHANGES, MAX_STEPS, ROUNDS
+from zellige.plan.attempt_kernel import CLOSE, GOOD, MAX_CHANGES, MAX_STEPS, ROUNDS
 from zellige.plan.blocks import Pod, make_pod
 from zellige.plan.free import Chosen, FreeSearch, front, place_freely
 from zellige.plan.improve import improve
 from zellige.plan.improve_kernel import PARTNERS
+from zellige.plan.node_cover import Field, NodeCover
 from zellige.plan.packing import Filler, Ranks, Split, added, as_lists, as_rows, may_pack_compiled, pack, split_in
 from zellige.plan.refine import refine
 from zellige.plan.search import Anchor, Budget, Found, Order, Sand, Search
@@ -43,6 +44,9 @@ WORST_PODS, MORE_NODES = 4, 400
 
 POD_FLOORS = (1, 4, 2, 8)
 """Least degrees of a pod's anchors that are tried one after another."""
+
+UNITS = ((1, False), (2, False), (2, True))
+"""Where a pod is not good, so many nodes together are filled one after another; whether by all degrees."""
 
 SCARCE = 8
 """Where fillers are less than this part of all time (an eighth), anchors fill ranks one after another, not evenly."""
@@ -232,12 +236,16 @@ def _place_anchors(
     members = members_of(task, anchors)
     shares = _deal_to_pods(task, members, pods, sand)
     known: dict[PodKey, Found | None] = {}
+    freely: set[PodKey] = set()
+    may_overlap = len(pods) > 1 and densities is None and task.problem.engine == "coalesced"
+    covers = _covers(task, anchors, sand) if may_overlap else []
 
     def search(key: PodKey, pod: Pod, mine: Sequence[Anchor], budget: Budget, *, tight: bool) -> None:
-        if len(pods) > 1 and densities is None and task.problem.engine == "coalesced":
-            placed = _freely_on_pod(task, pod, mine, key[2])
+        if may_overlap:
+            placed = _freely_on_pod(task, pod, mine, key[2], covers)
             if placed is not None:
                 known[key] = placed
+                freely.add(key)
                 return
         order = Order(tight, RUN_NODES + 2 * len(mine), budget)
         usable = _on_pod(mine, pod, fastest=densities is None)
@@ -256,7 +264,8 @@ def _place_anchors(
         search(key, pod, mine, task.budget if len(pods) == 1 else Budget(POD_NODES), tight=tight)
     if len(pods) > 1:
         for key in sorted(todo, key=lambda key: -(found.target if (found := known[key]) else 0))[:WORST_PODS]:
-            search(key, *todo[key], Budget(MORE_NODES), tight=not tight)
+            if key not in freely:
+                search(key, *todo[key], Budget(MORE_NODES), tight=not tight)
     placed = [
         Placed(first, key[1], found)
         for (first, _), key in zip(pods, keys, strict=True)
@@ -265,7 +274,26 @@ def _place_anchors(
     return placed if len(placed) == len(pods) else None
 
 
-def _freely_on_pod(task: Task, pod: Pod, mine: Sequence[Anchor], work: int) -> Found | None:
+def _covers(task: Task, anchors: dict[str, int], sand: Sand) -> list[NodeCover]:
+    """Placers of anchors node by node and by two nodes (:data:`UNITS`)."""
+    cluster, target = task.problem.cluster, task.start + (task.start >> GOOD)
+    kept = sum([filler.number * filler.whole.kept for filler in fillers_of(task, anchors)])
+    field = Field(cluster.ranks_per_node, target, task.problem.memory.room_bytes, sand.work, kept)
+    nested = {name: task.rungs[name] for name in anchors}
+    every = {name: _every_rung(task, name) for name in anchors}
+    return [NodeCover(every if all_degrees else nested, field, unit) for unit, all_degrees in UNITS]
+
+
+def _every_rung(task: Task, name: str) -> tuple[Rung, ...]:
+    """A bucket's rungs of any degree with no more ring rounds than those of the task."""
+    rounds = max([rung.option.config.k for rung in task.rungs[name]])
+    allowed = [limit for limit in task.problem.ring_limits if limit <= rounds]
+    return task.problem.rungs_within[allowed[-1] if allowed else task.problem.ring_limits[0]][name]
+
+
+def _freely_on_pod(
+    task: Task, pod: Pod, mine: Sequence[Anchor], work: int, covers: Sequence[NodeCover]
+) -> Found | None:
     """The best placement on a pod's rank sets that need not nest."""
     best: tuple[Chosen, int] | None = None
     usable, least = _on_pod(mine, pod, fastest=True), 0
@@ -277,7 +305,22 @@ def _freely_on_pod(task: Task, pod: Pod, mine: Sequence[Anchor], work: int) -> F
         best, least = found or best, least or search.least
         if best is not None and best[1] <= least + (least >> CLOSE):
             break
-    return Found(*best, task.start) if best is not None else None
+    return Found(*_by_nodes(pod, mine, work, covers, best), task.start) if best is not None else None
+
+
+def _by_nodes(
+    pod: Pod, mine: Sequence[Anchor], work: int, covers: Sequence[NodeCover], best: tuple[Chosen, int]
+) -> tuple[Chosen, int]:
+    """The placement node by node that, filled up, is faster than another, or that other."""
+    reached = covers[0].reach(pod.num_ranks, best[0], work) if covers else 0
+    buckets = [anchor.bucket for anchor in mine]
+    for cover in covers:
+        if reached <= cover.field.target:
+            break
+        chosen = cover.place(pod.num_nodes, buckets)
+        if chosen is not None and (filled := cover.reach(pod.num_ranks, chosen, work)) < reached:
+            best, reached = (chosen, cover.field.target), filled
+    return best
 
 
 class Placed(NamedTuple):
