@@ -186,6 +186,11 @@ class Problem:
         return {}
 
     @cached_property
+    def columns(self) -> dict[int, list[int]]:
+        """What :mod:`zellige.waits` reads of options, by their identities, once it was asked for."""
+        return {}
+
+    @cached_property
     def fronts_by_rounds(self) -> tuple[tuple[int, dict[str, WorkFront]], ...]:
         """(fewest ring rounds, :attr:`work_fronts` of options up to a limit) for plans that split nothing (0 rounds),
         of 1 round, 2, 3 to 4, 5 to 8, ...: every plan is of one kind, and of its options none is left out."""

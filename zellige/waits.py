@@ -123,7 +123,7 @@ def _room(num_ranks: int, rounds: int, zeros: Callable[..., Ints]) -> Room:
 
 def _columns(problem: Problem, ways: Iterable[Way], passes: int) -> tuple[list[list[int]], list[int]]:
     """The columns of split sequences, and their ranks one after another."""
-    known: dict[int, list[int]] = {}
+    known = problem.columns
     rows: list[list[int]] = []
     members: list[int] = []
     for way in ways:

@@ -178,17 +178,16 @@ class SetSearch:
         at, size = self.places, self.places.num_nodes * self.places.per_node
         if not self.array[at.numbers + KEPT_TARGET]:
             return []
-        nodes = [[(0, first + rank) for rank in range(at.per_node)] for first in range(0, size, at.per_node)]
-        found = []
-        for depth in range(at.num_anchors):
-            spread = self.flat[self.array[at.kept_rung + depth]]
-            kept = at.kept_taken + depth * size
-            taken = [bool(flag) for flag in self.array[kept : kept + size]]
-            placed = [load for node in nodes for load in node]
-            found.append((spread, tuple(sorted(rank for (_, rank), flag in zip(placed, taken, strict=True) if flag))))
+        rungs = [int(place) for place in self.array[at.kept_rung : at.kept_rung + at.num_anchors]]
+        flags = [bool(flag) for flag in self.array[at.kept_taken : at.kept_taken + at.num_anchors * size]]
+        placed, found = [(0, rank) for rank in range(size)], []
+        for depth, rung in enumerate(rungs):
+            spread, taken = self.flat[rung], flags[depth * size : (depth + 1) * size]
+            found.append((spread, tuple(sorted([rank for (_, rank), flag in zip(placed, taken, strict=True) if flag]))))
             placed = [(load + flag * spread.time, rank) for (load, rank), flag in zip(placed, taken, strict=True)]
             nodes = [sorted(placed[first : first + at.per_node], key=_load) for first in range(0, size, at.per_node)]
-            nodes.sort(key=lambda node: [load for load, _ in node])
+            nodes.sort(key=_loads)
+            placed = [each for node in nodes for each in node]
         return found
 
     def raise_bound(self, low: int, stop: int) -> int:
@@ -199,6 +198,10 @@ class SetSearch:
 
 def _load(placed: tuple[int, int]) -> int:
     return placed[0]
+
+
+def _loads(node: list[tuple[int, int]]) -> list[int]:
+    return [load for load, _ in node]
 
 
 @lru_cache(maxsize=1024)

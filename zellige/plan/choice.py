@@ -43,11 +43,17 @@ def expected_step_ns(problem: Problem, draft: Draft, makespan: int) -> int:
     ways = split_ways(draft)
     if problem.engine != "coalesced" or not ways:
         return makespan
+    if draft.expected is None:
+        draft.expected = _followed(problem, draft, ways, makespan)
+    return max(makespan, draft.expected)
+
+
+def _followed(problem: Problem, draft: Draft, ways: Sequence[Split], makespan: int) -> int:
     placed = [Way(way.bucket, way.rung.option, way.ranks) for way in ways]
     whole = {name: counts for name, counts in draft.whole.items() if any(counts)}
     may_compile = is_compiled() and makespan * problem.cluster.num_ranks < LARGEST
     loops = compiled_loops() if may_compile else AS_THEY_ARE
-    return max(makespan, best_cut(problem, placed, whole, makespan, loops).step_ns)
+    return best_cut(problem, placed, whole, makespan, loops).step_ns
 
 
 def compiled_loops() -> Loops:

@@ -31,7 +31,7 @@ FREE = "search over rank sets of any shape"
 class Draft:
     """Where everything goes: anchors and split fillers by (bucket, rung, ranks), whole sequences by count and rank.
 
-    ``ranks`` are the loads, where they are known.
+    ``ranks`` are the loads, where they are known, and ``expected`` is the step with its waits once it was asked for.
     """
 
     split: list[Split] = field(default_factory=list)
@@ -42,6 +42,7 @@ class Draft:
     origin: str = BLOCKS
     lower: int = 0
     ranks: Ranks | None = None
+    expected: int | None = None
 
     @cached_property
     def rounds(self) -> int:

@@ -210,11 +210,17 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
 def _laid(
     problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]], known: Certificate, free: Draft
 ) -> list[Draft]:
-    """Drafts around placements that the bound met, each made once, that are faster than a draft or hardly slower."""
+    """Drafts around placements that the bound met, until one is near, that are faster than a draft or hardly slower."""
     task = Task(problem, rungs, problem.numbers, family.least, frozenset(), Budget(0))
-    made = [laid_draft(task, laid, free.longest + (free.longest >> LAX)) for laid in known.take_laid()]
     most = _step(problem, free) + (_step(problem, free) >> WAITING)
-    return [draft for draft in made if draft is not None and _step(problem, draft) <= most]
+    found = []
+    for laid in known.take_laid():
+        draft = laid_draft(task, laid, free.longest + (free.longest >> LAX))
+        if draft is not None and _step(problem, draft) <= most:
+            found.append(draft)
+            if known.is_near(_step(problem, draft), NEAR):
+                break
+    return found
 
 
 def _step(problem: Problem, draft: Draft) -> int:
