@@ -76,7 +76,7 @@ def searches(draw: st.DrawFn) -> dict[str, object]:
         "anchors": anchors,
         "sand": sand,
         "room": draw(st.integers(8, 60)),
-        "order": Order(draw(st.booleans()), 100, Budget(1000)),
+        "order": Order(draw(st.booleans()), 100, Budget(1000), refutes=draw(st.booleans())),
         "densities": densities if binds else None,
     }
 

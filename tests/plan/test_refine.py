@@ -17,6 +17,7 @@ from zellige.problem import Option, Rung
 from zellige.shards import ParallelConfig
 
 PER_NODE, NODES = 4, 3
+NEVER = 2**62
 
 
 class Case(NamedTuple):
@@ -28,6 +29,7 @@ class Case(NamedTuple):
     alone: dict[str, Rung]
     rungs: dict[str, list[Rung]]
     limits: tuple[int, int, int]
+    passing: bool
 
     def copy(self) -> Case:
         ranks = Ranks(0)
@@ -72,12 +74,21 @@ def cases(draw: st.DrawFn) -> Case:
             where = sorted(node * PER_NODE + first + index for node in nodes for index in range(width))
             split.append(Split(name, way, tuple(where)))
             ranks.add(where, way)
-    return Case(ranks, split, whole, alone, rungs, (draw(st.integers(10, 80)), draw(st.integers(0, 30)), 12))
+    return Case(
+        ranks,
+        split,
+        whole,
+        alone,
+        rungs,
+        (draw(st.integers(10, 80)), draw(st.integers(0, 30)), 12),
+        draw(st.booleans()),
+    )
 
 
 def run(case: Case) -> None:
     room, goal, steps = case.limits
-    refine(case.ranks, case.split, list(case.whole.values()), Book(case.alone, case.rungs, PER_NODE), room, goal, steps)
+    counts, book = list(case.whole.values()), Book(case.alone, case.rungs, PER_NODE)
+    refine(case.ranks, case.split, counts, book, room, goal, steps, case.passing)
 
 
 @settings(max_examples=200)
@@ -146,8 +157,8 @@ def step_slowly(case: Case) -> bool:
         for index, new in enumerate(case.rungs[old.bucket]):
             ranks = case.copy().ranks
             put(ranks, old, -1)
-            where = least_loaded(ranks, new)
-            if all(ranks.kept[r] + new.kept + max(ranks.live[r], new.live) <= room for r in where):
+            where = least_loaded(ranks, new, room if case.passing else NEVER)
+            if where and all(holds(ranks, r, new, room) for r in where):
                 peak = max(ranks.time[rank] for rank in where) + new.time
                 least = max(goal, *(load for rank, load in enumerate(time) if rank != slowest))
                 entry = max(peak, least), new.work - old.rung.work, peak
@@ -176,11 +187,21 @@ def put(ranks: Ranks, way: Split, sign: int) -> None:
             ranks.live[rank] = max(ranks.live[rank], way.rung.live)
 
 
-def least_loaded(ranks: Ranks, new: Rung) -> tuple[int, ...]:
-    """A rung's ranks: the least loaded of each node, of the nodes where the last of them is least loaded."""
+def least_loaded(ranks: Ranks, new: Rung, room: int) -> tuple[int, ...]:
+    """A rung's ranks: the least loaded of each node that have room, of the nodes where the last is least loaded.
+    None where too few nodes have enough."""
     width = new.degree // new.nodes
     nodes = []
     for first in range(0, len(ranks.time), PER_NODE):
-        members = sorted((ranks.time[rank], rank) for rank in range(first, first + PER_NODE))[:width]
-        nodes.append((members[-1], [rank for _, rank in members]))
+        able = [r for r in range(first, first + PER_NODE) if holds(ranks, r, new, room)]
+        members = sorted((ranks.time[rank], rank) for rank in able)[:width]
+        if len(members) == width:
+            nodes.append((members[-1], [rank for _, rank in members]))
+    if len(nodes) < new.nodes:
+        return ()
     return tuple(sorted(rank for _, members in sorted(nodes)[: new.nodes] for rank in members))
+
+
+def holds(ranks: Ranks, rank: int, new: Rung, room: int) -> bool:
+    """Whether a rank has room for a rung."""
+    return ranks.kept[rank] + new.kept + max(ranks.live[rank], new.live) <= room

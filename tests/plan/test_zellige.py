@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import brute_force
+from oracle.aligned_blocks import aligned, on_blocks, only_powers
 from oracle.batches import BATCHES, make_problem, problem_of
-from oracle.brute_force import MIB, Way, make_price, optimum, random_problem, small_cluster, synthetic_problem
+from oracle.brute_force import MIB, make_price, optimum, random_problem, small_cluster, synthetic_problem
 
 from zellige.catalog import load_cluster, load_model
 from zellige.errors import InfeasibleError, NoRoomError, SequenceTooLargeError
@@ -40,31 +40,6 @@ MS = 1_000_000
 NO_PLAN = (NoRoomError, SequenceTooLargeError, InfeasibleError)
 
 
-def aligned(ranks: Sequence[int], per_node: int, num_nodes: int) -> bool:
-    """A block by its definition: equal runs on an aligned run of the fewest nodes (a power of two) that allow it."""
-    nodes = sorted({rank // per_node for rank in ranks})
-    width = len(ranks) // len(nodes)
-    fewest = next(
-        (n for n in (1, 2, 4, 8) if n <= num_nodes and len(ranks) % n == 0 and len(ranks) // n <= per_node), 0
-    )
-    start = ranks[0] % per_node
-    wanted = [node * per_node + start + i for node in nodes for i in range(width)]
-    return (
-        len(nodes) == fewest
-        and nodes == list(range(nodes[0], nodes[0] + fewest))
-        and nodes[0] % fewest == 0
-        and start % width == 0
-        and start + width <= per_node
-        and list(ranks) == wanted
-    )
-
-
-def only_powers(problem: Problem) -> Problem:
-    """The problem without prices of other degrees than powers of two."""
-    rows = tuple(row for row in problem.prices.rows if row.config.degree in (1, 2, 4))
-    return dataclasses.replace(problem, prices=msgspec.structs.replace(problem.prices, rows=rows))
-
-
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("engine", ["coalesced", "per_sequence"])
 def test_both_bounds_hold_and_plans_are_near_the_optimum(
@@ -76,10 +51,6 @@ def test_both_bounds_hold_and_plans_are_near_the_optimum(
     for index in range(12):
         problem = only_powers(random_problem(chance, engine, tight=index % 3 == 0))
         cluster = problem.cluster
-
-        def on_blocks(posed: Problem, bucket: str) -> list[Way]:
-            per_node, nodes = posed.cluster.ranks_per_node, posed.cluster.num_nodes
-            return [way for way in every_way(posed, bucket) if aligned(way.ranks, per_node, nodes)]
 
         best = optimum(problem)
         monkeypatch.setattr(brute_force, "ways_to_run", on_blocks)

@@ -324,7 +324,7 @@ def _refine(goal: int, w: Ints, counts: Ints, has: Setting, at: AttemptPlaces) -
     order, chosen = w[at.order : at.order + size], w[at.chosen : at.chosen + size]
     tried = w[at.tried : at.tried + most]
     held = Held(_loads(w, size, at), table, ways, counts, order, chosen, tried, _pool(w, has, at), has.per_node)
-    split = refine(held, w[at.numbers + SPLIT], Limits(has.room, goal, has.steps))
+    split = refine(held, w[at.numbers + SPLIT], Limits(has.room, goal, has.steps, False))
     w[at.numbers + SPLIT] = split
     _write_anew(split, at.spare_bucket, at.spare_rung, at.spare_first, at.spare_ranks, w, at)
     for way in range(1, split + 1):

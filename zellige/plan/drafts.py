@@ -105,8 +105,9 @@ def draft_freely(
     return dataclasses.replace(result, lower=task.start, origin=FREE), False
 
 
-def polish(task: Task, result: Draft) -> Draft:
-    """The draft after a local search over all of its sequences."""
+def polish(task: Task, result: Draft, *, passing: bool = False) -> Draft:
+    """The draft after a local search over all of its sequences; ``passing`` as :func:`zellige.plan.refine.refine`
+    says."""
     room = task.problem.memory.room_bytes
     assert result.ranks is not None
     ranks, split, book = result.ranks.copy(), list(result.split), task.book(result.rounds)
@@ -118,7 +119,7 @@ def polish(task: Task, result: Draft) -> Draft:
         counts = as_rows(counts, len(ranks.time))
     for _ in range(ROUNDS):
         before = ranks.longest
-        refine(ranks, split, counts, book, room, goal, MAX_STEPS)
+        refine(ranks, split, counts, book, room, goal, MAX_STEPS, passing)
         improve(ranks, kinds, counts, room, goal, MAX_CHANGES, 2 * PARTNERS)
         if ranks.longest == before or before <= goal:
             break

@@ -20,15 +20,18 @@ from zellige.plan.refine_kernel import Limits
 from zellige.problem import Rung
 
 
-def refine(ranks: Ranks, split: list[Split], counts: Ints, book: Book, room: int, goal: int, limit: int) -> None:
+def refine(
+    ranks: Ranks, split: list[Split], counts: Ints, book: Book, room: int, goal: int, limit: int, passing: bool = False
+) -> None:
     """Take time off the slowest rank until it is within ``goal``, no step helps, or ``limit`` steps are made.
 
     Changes ``ranks``, ``split`` and ``counts`` (by kind of :attr:`Book.alone` and rank, an array where the ranks are).
-    Of ways of a bucket under one rung, the last on the slowest rank is tried.
+    Of ways of a bucket under one rung, the last on the slowest rank is tried. ``passing``: onto the least
+    loaded ranks of those that have room; else onto the least loaded, where these have it.
     """
     if ranks.longest <= goal:
         return
-    ways, table, limits = book.ways(split), book.table(), Limits(room, goal, limit)
+    ways, table, limits = book.ways(split), book.table(), Limits(room, goal, limit, passing)
     spare = Ways(limit, limit, limit, limit, limit * max(table.degree))
     order = list(range(len(ranks.time)))
     if not ranks.may_compile(room, goal, *table.work, *table.kept, *table.live):

@@ -12,11 +12,13 @@ NEVER = 2**62
 
 
 class Limits(NamedTuple):
-    """The room of a rank, the time that is good enough, and how many steps are made at most."""
+    """The room of a rank, the time that is good enough, how many steps are made at most, and whether ranks that have no
+    room are passed over when the least loaded are chosen; else nothing goes there."""
 
     room: int
     goal: int
     steps: int
+    passing: bool
 
 
 class Step(NamedTuple):
@@ -36,40 +38,52 @@ def refine(held: Held, split: int, limits: Limits) -> int:
 
     Places of new ways follow those of the first ones.
     """
-    time, ways, tried = held.loads.time, held.ways, held.tried
+    time, choosing = held.loads.time, limits.room if limits.passing else NEVER
     free = split + 1
-    for first in range(0, len(time), held.per_node):
-        sort_ranks(held.order, first, first + held.per_node, time)
+    _sort_nodes(held)
     for number in range(1, limits.steps + 1):
         slowest, least = _slowest(time, limits.goal)
         if time[slowest] <= limits.goal:
             break
-        step, best = Step(-1, -1, -1), (NEVER, 0, 0)
-        for index in range(split + len(held.counts)):
-            way, bucket = WHOLE, index - split
-            if index < split:
-                way = ways.listed[split - 1 - index]
-                bucket = ways.bucket[way]
-                if tried[ways.rung[way]] == number or _find(held, way, slowest) < 0:
-                    continue
-                tried[ways.rung[way]] = number
-            elif held.counts[bucket][slowest]:
-                _write_whole(held, bucket, slowest)
-            else:
-                continue
-            rung, best = _best_rung(held, way, limits.room, time[slowest], least, best)
-            if rung >= 0:
-                step = Step(way, bucket, rung)
+        step = _best_step(held, split, number, (choosing, limits.room), (slowest, least))
         if step.rung >= 0:
-            split, free = _apply(held, step, slowest, split, free)
+            split, free = _apply(held, step, slowest, choosing, split, free)
             continue
         split, found = divide_pair(held, split, free, slowest, limits.room)
         if not found:
             break
         free = found
-        for first in range(0, len(time), held.per_node):
-            sort_ranks(held.order, first, first + held.per_node, time)
+        _sort_nodes(held)
     return split
+
+
+def _sort_nodes(held: Held) -> None:
+    """Put the ranks of each node in order of (time, rank)."""
+    for first in range(0, len(held.loads.time), held.per_node):
+        sort_ranks(held.order, first, first + held.per_node, held.loads.time)
+
+
+def _best_step(held: Held, split: int, number: int, rooms: tuple[int, int], slowest_and_least: tuple[int, int]) -> Step:
+    """The best step off the slowest rank; rung -1 for none. ``number`` marks the rungs that were tried, ``rooms`` are
+    those of :func:`_best_rung`."""
+    ways, tried, (slowest, least) = held.ways, held.tried, slowest_and_least
+    step, best, limit = Step(-1, -1, -1), (NEVER, 0, 0), held.loads.time[slowest]
+    for index in range(split + len(held.counts)):
+        way, bucket = WHOLE, index - split
+        if index < split:
+            way = ways.listed[split - 1 - index]
+            bucket = ways.bucket[way]
+            if tried[ways.rung[way]] == number or _find(held, way, slowest) < 0:
+                continue
+            tried[ways.rung[way]] = number
+        elif held.counts[bucket][slowest]:
+            _write_whole(held, bucket, slowest)
+        else:
+            continue
+        rung, best = _best_rung(held, way, rooms, limit, least, best)
+        if rung >= 0:
+            step = Step(way, bucket, rung)
+    return step
 
 
 def _slowest(time: Ints, goal: int) -> tuple[int, int]:
@@ -99,8 +113,10 @@ def _write_whole(held: Held, bucket: int, rank: int) -> None:
     held.ways.ranks[held.ways.first[WHOLE]] = rank
 
 
-def _best_rung(held: Held, way: int, room: int, limit: int, least: int, best: Entry) -> tuple[int, Entry]:
-    """The rung under which a way is better than the best step so far, with all ranks below a limit; -1 for none."""
+def _best_rung(held: Held, way: int, rooms: tuple[int, int], limit: int, least: int, best: Entry) -> tuple[int, Entry]:
+    """The rung under which a way is better than the best step so far, with all ranks below a limit; -1 for none.
+    ``rooms``: what ranks must have to be chosen, and what the chosen ones must have."""
+    choosing, room = rooms
     table, bucket, old, found = held.table, held.ways.bucket[way], held.ways.rung[way], -1
     times, works = table.time, table.work
     take_off(held, way, 1)
@@ -111,44 +127,61 @@ def _best_rung(held: Held, way: int, room: int, limit: int, least: int, best: En
         peak, added = lowest + times[rung], works[rung] - works[old]
         if peak >= limit or (max(peak, least), added, peak) >= best:
             continue
-        peak = _choose_nodes(held, rung) + times[rung]
+        peak = _choose_nodes(held, rung, choosing) + times[rung]
         entry = (max(peak, least), added, peak)
-        if peak < limit and entry < best and _has_room(held, rung, room):
+        if peak < limit and entry < best and (choosing <= room or _have_room(held, rung, room)):
             found, best = rung, entry
     take_off(held, way, -1)
     return found, best
 
 
-def _choose_nodes(held: Held, rung: int) -> int:
-    """The nodes on which as many ranks as a rung takes are free first, and when all of these are."""
-    time, order, per_node = held.loads.time, held.order, held.per_node
+def _choose_nodes(held: Held, rung: int, room: int) -> int:
+    """The nodes on which as many ranks with room for a rung as it takes are free first, and when all of these are."""
     width = held.table.degree[rung] // held.table.nodes[rung]
     latest, before = -1, -1
     for number in range(held.table.nodes[rung]):
         nearest, chosen = NEVER, -1
-        for node in range(len(time) // per_node):
-            load = time[order[node * per_node + width - 1]]
+        for node in range(len(held.order) // held.per_node):
+            load = _free_at(held, node, rung, width, room)
             if load < nearest and (load > latest or (load == latest and node > before)):
                 nearest, chosen = load, node
         held.chosen[number] = chosen
         latest, before = nearest, chosen
+        if chosen < 0:
+            break
     return int(latest)
 
 
-def _has_room(held: Held, rung: int, room: int) -> bool:
+def _free_at(held: Held, node: int, rung: int, width: int, room: int) -> int:
+    """When as many of a node's ranks that have room for a rung are free; never where there are too few."""
+    taken = 0
+    for place in range(node * held.per_node, (node + 1) * held.per_node):
+        rank = held.order[place]
+        if _has_room(held, rank, rung, room):
+            taken += 1
+            if taken == width:
+                return int(held.loads.time[rank])
+    return NEVER
+
+
+def _have_room(held: Held, rung: int, room: int) -> bool:
     """Whether the chosen nodes' first ranks have room for a rung."""
-    kept, live = held.table.kept[rung], held.table.live[rung]
     width = held.table.degree[rung] // held.table.nodes[rung]
     for number in range(held.table.nodes[rung]):
         first = held.chosen[number] * held.per_node
         for place in range(first, first + width):
-            rank = held.order[place]
-            if held.loads.kept[rank] + kept + max(held.loads.live[rank], live) > room:
+            if not _has_room(held, held.order[place], rung, room):
                 return False
     return True
 
 
-def _apply(held: Held, step: Step, slowest: int, split: int, free: int) -> tuple[int, int]:
+def _has_room(held: Held, rank: int, rung: int, room: int) -> bool:
+    """Whether a rank has room for a rung."""
+    loads, table = held.loads, held.table
+    return bool(loads.kept[rank] + table.kept[rung] + max(loads.live[rank], table.live[rung]) <= room)
+
+
+def _apply(held: Held, step: Step, slowest: int, room: int, split: int, free: int) -> tuple[int, int]:
     """Take a step, with the next free place for what is split; how many are, and the next free place.
 
     Largest live segments are not lowered when their sequence leaves, so that memory is never under-counted.
@@ -165,8 +198,8 @@ def _apply(held: Held, step: Step, slowest: int, split: int, free: int) -> tuple
         for after in range(place, split):
             ways.listed[after] = ways.listed[after + 1]
     take_off(held, step.way, 1)
-    _choose_nodes(held, step.rung)
-    _write_split(held, free, step.bucket, step.rung)
+    _choose_nodes(held, step.rung, room)
+    _write_split(held, free, step.bucket, step.rung, room)
     take_off(held, free, -1)
     for place in range(ways.first[free], ways.first[free + 1]):
         live[ways.ranks[place]] = max(live[ways.ranks[place]], held.table.live[step.rung])
@@ -177,18 +210,21 @@ def _apply(held: Held, step: Step, slowest: int, split: int, free: int) -> tuple
     return split + 1, free + 1
 
 
-def _write_split(held: Held, way: int, bucket: int, rung: int) -> None:
-    """Write a way on the chosen nodes' first ranks, these in ascending order."""
+def _write_split(held: Held, way: int, bucket: int, rung: int, room: int) -> None:
+    """Write a way on the chosen nodes' first ranks that have room, these in ascending order."""
     ways, width = held.ways, held.table.degree[rung] // held.table.nodes[rung]
     ways.bucket[way], ways.rung[way] = bucket, rung
     stop = ways.first[way]
     for number in range(held.table.nodes[rung]):
-        first = held.chosen[number] * held.per_node
-        for place in range(first, first + width):
-            at = stop
-            while at > ways.first[way] and ways.ranks[at - 1] > held.order[place]:
-                ways.ranks[at] = ways.ranks[at - 1]
-                at -= 1
-            ways.ranks[at] = held.order[place]
-            stop += 1
+        place, last = held.chosen[number] * held.per_node, stop + width
+        while stop < last:
+            rank = held.order[place]
+            if _has_room(held, rank, rung, room):
+                at = stop
+                while at > ways.first[way] and ways.ranks[at - 1] > rank:
+                    ways.ranks[at] = ways.ranks[at - 1]
+                    at -= 1
+                ways.ranks[at] = rank
+                stop += 1
+            place += 1
     ways.first[way + 1] = stop

@@ -59,11 +59,13 @@ class Budget:
 
 class Order(NamedTuple):
     """Which blocks are tried first: the fullest that has room (``tight``), else the emptiest; nodes of one target's
-    search, and what is left of the plan's."""
+    search, and what is left of the plan's. ``refutes``: the search is to prove that nothing fits, and may use all of
+    its nodes below one arrangement of the first anchors."""
 
     tight: bool
     run_limit: int
     budget: Budget
+    refutes: bool = False
 
 
 PER_DENSITY = 256
@@ -124,7 +126,7 @@ class Search:
         if not all(known.values()):
             return False
         self.giants = sum(1 for anchor in self.anchors if all(rung.degree > 1 for rung in known[anchor.bucket]))
-        self.giants = min(self.giants, MAX_GIANTS)
+        self.giants = len(self.anchors) if self.order.refutes else min(self.giants, MAX_GIANTS)
         self.usable = [known[anchor.bucket] for anchor in self.anchors]
         self.rest = [0]
         for rungs in reversed(self.usable):
@@ -163,7 +165,7 @@ class Search:
         """What compiled loops are told of the search."""
         return Frame(
             target=0, limit=self.order.run_limit, sand_work=self.sand.work, room=self.room, tight=self.order.tight,
-            binds=self.binds, per_density=PER_DENSITY, highest=self._highest,
+            binds=self.binds, per_density=PER_DENSITY, highest=self._highest, refutes=self.order.refutes,
         )  # fmt: skip
 
     def _put_all(self, placed: Iterable[tuple[Rung, Block]]) -> None:

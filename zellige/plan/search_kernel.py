@@ -39,15 +39,13 @@ def run(target: int, limit: int, frame: Frame, w: Ints, at: Places) -> bool:
     w[at.numbers + NODES] = w[at.numbers + CUT] = w[at.numbers + ROWS] = 0
     w[at.numbers + QUOTA] = limit
     _empty(w, at)
-    if not _open(target, frame.sand_work, w, at):
+    if not _open(target, frame, w, at):
         return False
     for slot in range(at.table_size):
         w[at.table + slot] = 0
-    return _descend(
-        Frame(target, limit, frame.sand_work, frame.room, frame.tight, frame.binds, frame.per_density, frame.highest),
-        w,
-        at,
-    )
+    sand_work, room, tight, binds = frame.sand_work, frame.room, frame.tight, frame.binds
+    per_density, highest, refutes = frame.per_density, frame.highest, frame.refutes
+    return _descend(Frame(target, limit, sand_work, room, tight, binds, per_density, highest, refutes), w, at)
 
 
 def _empty(w: Ints, at: Places) -> None:
@@ -55,7 +53,7 @@ def _empty(w: Ints, at: Places) -> None:
         w[at.load_time + rank] = w[at.load_kept + rank] = w[at.load_live + rank] = 0
 
 
-def _open(target: int, sand_work: int, w: Ints, at: Places) -> bool:
+def _open(target: int, frame: Frame, w: Ints, at: Places) -> bool:
     """Write the work still to come at each depth, the giants, and what the next target is at least; False where an
     anchor has no rung below the target, or all have too much work."""
     next_target, giants, possible = NEVER, 0, True
@@ -72,10 +70,11 @@ def _open(target: int, sand_work: int, w: Ints, at: Places) -> bool:
         possible = possible and least >= 0
         giants += not whole
         w[at.rest + depth] = w[at.rest + depth + 1] + least
-    work = w[at.rest] + sand_work
+    work = w[at.rest] + frame.sand_work
     if possible and work > at.num_ranks * target:
         next_target, possible = min(next_target, -(-work // at.num_ranks)), False
-    w[at.numbers + NEXT_TARGET], w[at.numbers + GIANTS] = next_target, min(giants, MAX_GIANTS)
+    w[at.numbers + NEXT_TARGET] = next_target
+    w[at.numbers + GIANTS] = at.num_anchors if frame.refutes else min(giants, MAX_GIANTS)
     return possible
 
 

@@ -75,7 +75,8 @@ class Places(NamedTuple):
 
 class Frame(NamedTuple):
     """What a search is about: the target, the limit of its nodes, the work that fillers need, the room of a rank,
-    whether the fullest block goes first, whether memory may bind, and the highest target that loops may compute."""
+    whether the fullest block goes first, whether memory may bind, the highest target that loops may compute, and
+    whether the search is to refute."""
 
     target: int
     limit: int
@@ -85,3 +86,4 @@ class Frame(NamedTuple):
     binds: bool
     per_density: int
     highest: int
+    refutes: bool

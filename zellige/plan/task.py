@@ -159,12 +159,12 @@ def sand_of(task: Task, anchors: dict[str, int], densities: tuple[int, ...]) -> 
     return Sand(work, tuple(credits))
 
 
-def densities_of(task: Task) -> tuple[int, ...]:
-    """The densities of the capacity test: those of sequences that take less than a twentieth of the bound whole, but
-    at most ``MAX_DENSITIES`` of them."""
+def densities_of(task: Task, share: int = 20) -> tuple[int, ...]:
+    """The densities of the capacity test: those of sequences that take less than a part of the bound whole (a
+    twentieth), but at most ``MAX_DENSITIES`` of them."""
     found = set()
     for whole in task.whole.values():
-        if 20 * whole.time <= task.start:
+        if share * whole.time <= task.start:
             found.add(whole.kept * PER_DENSITY // whole.time)
     ordered = sorted(found)
     last = len(ordered) - 1

@@ -9,11 +9,14 @@ from zellige.placement import Placement, Plan, Problem, Share, Solver, Tally, ma
 from zellige.plan.any_sets import Certificate
 from zellige.plan.attempt_kernel import CLOSE, GOOD, NEAR
 from zellige.plan.attempts import free_draft
+from zellige.plan.blocks import Shape
 from zellige.plan.bounds import best_bound, least_time_of
 from zellige.plan.chain import calls_ns
 from zellige.plan.choice import choose, expected_step_ns
 from zellige.plan.drafts import draft, polish
 from zellige.plan.laid import laid_draft
+from zellige.plan.refuted import BlocksBound, Effort, Reach
+from zellige.plan.restarts import restarted
 from zellige.plan.search import Budget
 from zellige.plan.search_kernel import NEVER
 from zellige.plan.task import ONE_POD, Draft, Task, anchors_of, block_choices, make_task
@@ -34,6 +37,15 @@ FAIR = 6
 WAITING = 8
 """A draft that is expected to wait for more than 2**-8 (0.4 %) of its makespan does not end the planning; one around a
 placement that the bound met counts up to 2**-8 above the other."""
+
+FAR = 7
+"""A makespan more than 2**-7 (0.8 %) above the bound within aligned blocks is far from it."""
+
+RESTARTED, RESTARTS = 3, 40
+"""So many drafts are changed, and each in so many ways, where memory binds and the fastest is far from the bound."""
+
+EFFORTS = Effort(2000, 8000), Effort(10_000, 40_000)
+"""Nodes that raise the bound within aligned blocks where memory binds, and again where the fastest is still far."""
 
 MOST_RANKS = 256
 """Up to so many ranks, the best draft's sequences are moved one by one."""
@@ -63,7 +75,7 @@ def plan_zellige(problem: Problem) -> Plan:
     """
     require_placeable(problem)
     families = _families(problem)
-    lowers: dict[int, int] = {}
+    lowers: dict[int, Lower] = {}
     known = Certificate(problem, *best_bound(problem))
     drafts = _drafts(problem, families, lowers, known)
     reached = min((makespan for makespan, _ in drafts), default=NEVER)
@@ -74,9 +86,10 @@ def plan_zellige(problem: Problem) -> Plan:
     fastest, _ = min(drafts, key=_makespan)
     if not known.is_near(fastest, NEAR):
         known.search(fastest)
+    blocks = _blocks_bound(problem, families, lowers, known.bound)
+    drafts += _where_memory_binds(problem, families, drafts, blocks)
     chosen = choose(problem, drafts)
-    exact = problem.engine != "group"
-    blocks_bound = min(fastest, max(known.bound, _blocks_bound(families, lowers))) if exact else None
+    blocks_bound = min(blocks.bound, *(makespan for makespan, _ in drafts)) if problem.engine != "group" else None
     return make_plan(
         problem,
         "zellige",
@@ -91,7 +104,7 @@ def plan_zellige(problem: Problem) -> Plan:
 
 
 def _drafts(
-    problem: Problem, families: list[Family], lowers: dict[int, int], known: Certificate
+    problem: Problem, families: list[Family], lowers: dict[int, Lower], known: Certificate
 ) -> list[tuple[int, Draft]]:
     """(makespan, draft) of the first family, of others whose fewer calls can make up for it, and of the widest where
     the first is not near what it may reach; fills ``lowers``."""
@@ -100,13 +113,41 @@ def _drafts(
         if scored:
             makespan, fastest = min(scored, key=_makespan)
             saved = calls_ns(problem, fastest.rounds) - family.calls
-            if family is families[-1]:
+            if family is families[-1] or not fastest.rounds:
                 saved = makespan - (makespan >> NEAR) - family.least - family.fewest_calls
             if saved <= makespan >> GOOD or family.least + family.fewest_calls >= makespan:
                 continue
         found, lowers[family.limit] = _solve(problem, family, Budget(NODES), known)
         scored += [(draft.longest + calls_ns(problem, draft.rounds), draft) for draft in found]
     return scored
+
+
+def _where_memory_binds(
+    problem: Problem, families: list[Family], drafts: list[tuple[int, Draft]], blocks: BlocksBound
+) -> list[tuple[int, Draft]]:
+    """Where memory binds and all drafts are far from the bound within aligned blocks: raises this, and where they still
+    are, returns drafts that the local search finds from the fastest ones changed, and raises it with more nodes."""
+    widest, fastest = _rungs_of(problem, families[-1]), min(makespan for makespan, _ in drafts)
+    small = problem.cluster.num_ranks <= ONE_POD and problem.engine != "group"
+    if not (small and blocks.shapes and _memory_may_bind(problem, widest)) or _is_within(fastest, blocks, FAR):
+        return []
+    blocks.raise_towards(fastest, EFFORTS[0])
+    if problem.engine != "coalesced" or _is_within(fastest, blocks, FAR):
+        return []
+    near = sorted([each for each in drafts if each[1].split], key=_makespan)[:RESTARTED]
+    task = Task(problem, widest, problem.numbers, families[-1].least, frozenset(), Budget(0))
+    goal = blocks.bound + (blocks.bound >> FAR)
+    changed = [restarted(task, draft, goal - calls_ns(problem, draft.rounds), RESTARTS) for _, draft in near]
+    found = [(_step(problem, draft), draft) for draft in changed]
+    fastest = min([fastest, *(makespan for makespan, _ in found)])
+    if not _is_within(fastest, blocks, FAR):
+        blocks.raise_towards(fastest, EFFORTS[1])
+    return found
+
+
+def _is_within(makespan: int, blocks: BlocksBound, power: int) -> bool:
+    """Whether a makespan is within 2**-``power`` of the bound within aligned blocks."""
+    return makespan <= blocks.bound + (blocks.bound >> power)
 
 
 def _in_order(families: list[Family]) -> list[Family]:
@@ -173,13 +214,20 @@ def _fewest_rounds(limit: int) -> int:
     return limit // 2 + 1 if limit else 0
 
 
-def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate) -> tuple[list[Draft], int]:
-    """Drafts of a family, and a lower bound on the longest rank for all block shapes that were tried.
+class Lower(NamedTuple):
+    """A lower bound on the longest rank for all block shapes that were tried, and these."""
+
+    bound: int
+    shapes: frozenset[Shape]
+
+
+def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate) -> tuple[list[Draft], Lower]:
+    """Drafts of a family, and the lower bound.
 
     Rounds of the adaptive cut go on while it is the fillers that keep a draft above what its anchors reached; wider
     choices of blocks are tried where the anchors stay far above the bound.
     """
-    rungs = problem.rungs_within[family.limit] if family.limit else _whole_only(problem)
+    rungs = _rungs_of(problem, family)
     free, binds = free_draft(problem, family.least, rungs) if family.limit else (None, False)
     drafts = [free] if free is not None else []
     if free is not None:
@@ -188,13 +236,14 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
             drafts += _laid(problem, family, rungs, known, free)
         first = min(drafts, key=lambda draft: _step(problem, draft))
         if _is_near(problem, family, known, first) and not _waits(problem, first):
-            return drafts, family.least
+            return drafts, Lower(family.least, frozenset())
     attempt = Attempt(drafts, NEVER, binds)
-    choices = block_choices(problem, rungs, family.least)
+    choices, tried = block_choices(problem, rungs, family.least), frozenset[Shape]()
     for shapes in choices[:1] if free is not None else choices:
         part = budget.nodes // (2 if free is None else 4)
         task = make_task(problem, rungs, family.least, shapes, Budget(part))
         budget.nodes -= part
+        tried |= shapes
         attempt = _adapt(task, attempt, SHARES[:2] if free is not None else SHARES)
         fastest = min(attempt.drafts, key=_longest, default=None)
         if fastest is not None and _is_near(problem, family, known, fastest):
@@ -204,7 +253,7 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
         best = min(drafts, key=_longest)
         if best.split and best.longest > family.least + (family.least >> GOOD) and best is not free:
             drafts = [*drafts, polish(task, best)]
-    return drafts, max(attempt.lower, family.least)
+    return drafts, Lower(max(attempt.lower, family.least), tried)
 
 
 def _laid(
@@ -239,7 +288,10 @@ def _waits(problem: Problem, free: Draft) -> bool:
     return expected_step_ns(problem, free, makespan) > makespan + (makespan >> WAITING)
 
 
-def _whole_only(problem: Problem) -> dict[str, tuple[Rung, ...]]:
+def _rungs_of(problem: Problem, family: Family) -> dict[str, tuple[Rung, ...]]:
+    """The ways that a family's sequences may run."""
+    if family.limit:
+        return problem.rungs_within[family.limit]
     return {name: tuple(rung for rung in rungs if rung.degree == 1) for name, rungs in problem.rungs_within[1].items()}
 
 
@@ -310,10 +362,12 @@ def _tally(problem: Problem, found: Draft) -> Tally:
     return Tally([Share(way.rung.option, way.ranks, 1) for way in found.split], whole)
 
 
-def _blocks_bound(families: list[Family], lowers: dict[int, int]) -> int:
-    """A bound on plans of aligned blocks: what was searched for a limit holds for families of lower limits too."""
-    bounds = []
+def _blocks_bound(problem: Problem, families: list[Family], lowers: dict[int, Lower], known: int) -> BlocksBound:
+    """A bound on plans of aligned blocks, no less than a known one: what was searched for a limit holds for families of
+    lower limits too."""
+    kinds = []
     for family in families:
-        wider = [lower for limit, lower in lowers.items() if limit >= family.limit]
-        bounds.append(max([family.least, *wider]) + family.fewest_calls)
-    return min(bounds)
+        wider = [lower.bound for limit, lower in lowers.items() if limit >= family.limit]
+        least = max([family.least, known - family.fewest_calls, *wider])
+        kinds.append(Reach(_rungs_of(problem, family), least, family.fewest_calls))
+    return BlocksBound(problem, kinds, frozenset().union(*[lower.shapes for lower in lowers.values()]))
