@@ -38,8 +38,8 @@ WAITING = 8
 """A draft that is expected to wait for more than 2**-8 (0.4 %) of its makespan does not end the planning; one around a
 placement that the bound met counts up to 2**-8 above the other."""
 
-FAR = 7
-"""A makespan more than 2**-7 (0.8 %) above the bound within aligned blocks is far from it."""
+FAR = 110
+"""A makespan more than a 110th (0.9 %) above the bound within aligned blocks is far from it."""
 
 RESTARTED, RESTARTS = 3, 40
 """So many drafts are changed, and each in so many ways, where memory binds and the fastest is far from the bound."""
@@ -129,25 +129,25 @@ def _where_memory_binds(
     are, returns drafts that the local search finds from the fastest ones changed, and raises it with more nodes."""
     widest, fastest = _rungs_of(problem, families[-1]), min(makespan for makespan, _ in drafts)
     small = problem.cluster.num_ranks <= ONE_POD and problem.engine != "group"
-    if not (small and blocks.shapes and _memory_may_bind(problem, widest)) or _is_within(fastest, blocks, FAR):
+    if not (small and blocks.shapes and _memory_may_bind(problem, widest)) or _is_close(fastest, blocks):
         return []
     blocks.raise_towards(fastest, EFFORTS[0])
-    if problem.engine != "coalesced" or _is_within(fastest, blocks, FAR):
+    if problem.engine != "coalesced" or _is_close(fastest, blocks):
         return []
     near = sorted([each for each in drafts if each[1].split], key=_makespan)[:RESTARTED]
     task = Task(problem, widest, problem.numbers, families[-1].least, frozenset(), Budget(0))
-    goal = blocks.bound + (blocks.bound >> FAR)
+    goal = blocks.bound + blocks.bound // FAR
     changed = [restarted(task, draft, goal - calls_ns(problem, draft.rounds), RESTARTS) for _, draft in near]
     found = [(_step(problem, draft), draft) for draft in changed]
     fastest = min([fastest, *(makespan for makespan, _ in found)])
-    if not _is_within(fastest, blocks, FAR):
+    if not _is_close(fastest, blocks):
         blocks.raise_towards(fastest, EFFORTS[1])
     return found
 
 
-def _is_within(makespan: int, blocks: BlocksBound, power: int) -> bool:
-    """Whether a makespan is within 2**-``power`` of the bound within aligned blocks."""
-    return makespan <= blocks.bound + (blocks.bound >> power)
+def _is_close(makespan: int, blocks: BlocksBound) -> bool:
+    """Whether a makespan is not far from the bound within aligned blocks."""
+    return makespan <= blocks.bound + blocks.bound // FAR
 
 
 def _in_order(families: list[Family]) -> list[Family]:
