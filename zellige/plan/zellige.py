@@ -42,7 +42,7 @@ FAR = 110
 """A makespan more than a 110th (0.9 %) above the bound within aligned blocks is far from it."""
 
 RESTARTED, RESTARTS = 3, 40
-"""So many drafts are changed, and each in so many ways, where memory binds and the fastest is far from the bound."""
+"""So many drafts are changed, and each in so many ways, where the fastest is far from the bound."""
 
 EFFORTS = Effort(2000, 8000), Effort(10_000, 40_000)
 """Nodes that raise the bound within aligned blocks where memory binds, and again where the fastest is still far."""
@@ -87,7 +87,7 @@ def plan_zellige(problem: Problem) -> Plan:
     if not known.is_near(fastest, NEAR):
         known.search(fastest)
     blocks = _blocks_bound(problem, families, lowers, known.bound)
-    drafts += _where_memory_binds(problem, families, drafts, blocks)
+    drafts += _far_from_bound(problem, families, drafts, blocks)
     chosen = choose(problem, drafts)
     blocks_bound = min(blocks.bound, *(makespan for makespan, _ in drafts)) if problem.engine != "group" else None
     return make_plan(
@@ -122,16 +122,18 @@ def _drafts(
     return scored
 
 
-def _where_memory_binds(
+def _far_from_bound(
     problem: Problem, families: list[Family], drafts: list[tuple[int, Draft]], blocks: BlocksBound
 ) -> list[tuple[int, Draft]]:
-    """Where memory binds and all drafts are far from the bound within aligned blocks: raises this, and where they still
-    are, returns drafts that the local search finds from the fastest ones changed, and raises it with more nodes."""
+    """Where all drafts are far from the bound within aligned blocks, those that the local search finds from the fastest
+    ones changed; where memory binds, the bound is raised before, and with more nodes if it is far still."""
     widest, fastest = _rungs_of(problem, families[-1]), min(makespan for makespan, _ in drafts)
     small = problem.cluster.num_ranks <= ONE_POD and problem.engine != "group"
-    if not (small and blocks.shapes and _memory_may_bind(problem, widest)) or _is_close(fastest, blocks):
+    binds = _memory_may_bind(problem, widest)
+    if not (small and blocks.shapes) or _is_close(fastest, blocks):
         return []
-    blocks.raise_towards(fastest, EFFORTS[0])
+    if binds:
+        blocks.raise_towards(fastest, EFFORTS[0])
     if problem.engine != "coalesced" or _is_close(fastest, blocks):
         return []
     near = sorted([each for each in drafts if each[1].split], key=_makespan)[:RESTARTED]
@@ -140,7 +142,7 @@ def _where_memory_binds(
     changed = [restarted(task, draft, goal - calls_ns(problem, draft.rounds), RESTARTS) for _, draft in near]
     found = [(_step(problem, draft), draft) for draft in changed]
     fastest = min([fastest, *(makespan for makespan, _ in found)])
-    if not _is_close(fastest, blocks):
+    if binds and not _is_close(fastest, blocks):
         blocks.raise_towards(fastest, EFFORTS[1])
     return found
 
