@@ -41,8 +41,9 @@ placement that the bound met counts up to 2**-8 above the other."""
 FAR = 110
 """A makespan more than a 110th (0.9 %) above the bound within aligned blocks is far from it."""
 
-RESTARTED, RESTARTS = 3, 40
-"""So many drafts are changed, and each in so many ways, where the fastest is far from the bound."""
+RESTARTED, RESTARTS, LOOSE_RESTARTS = 3, 40, 8
+"""So many drafts are changed, and each in so many ways, where the fastest is far from the bound; where memory is loose,
+in fewer."""
 
 EFFORTS = Effort(2000, 8000), Effort(10_000, 40_000)
 """Nodes that raise the bound within aligned blocks where memory binds, and again where the fastest is still far."""
@@ -139,7 +140,8 @@ def _far_from_bound(
     near = sorted([each for each in drafts if each[1].split], key=_makespan)[:RESTARTED]
     task = Task(problem, widest, problem.numbers, families[-1].least, frozenset(), Budget(0))
     goal = blocks.bound + blocks.bound // FAR
-    changed = [restarted(task, draft, goal - calls_ns(problem, draft.rounds), RESTARTS) for _, draft in near]
+    limit = RESTARTS if binds else LOOSE_RESTARTS
+    changed = [restarted(task, draft, goal - calls_ns(problem, draft.rounds), limit) for _, draft in near]
     found = [(_step(problem, draft), draft) for draft in changed]
     fastest = min([fastest, *(makespan for makespan, _ in found)])
     if binds and not _is_close(fastest, blocks):
