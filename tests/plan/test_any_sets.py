@@ -193,3 +193,12 @@ def test_the_placement_that_is_kept_fits_below_its_target(case: Case) -> None:
         for rank in ranks:
             loads[rank] += spread.time
     assert max(loads) <= target
+
+
+def test_many_nodes_that_are_alike_are_left_open_in_time() -> None:
+    """Of 32 nodes of a rank, one choice of 16 differs from the others; 600 million are the same but for names."""
+    spreads = [(Spread(16 * 10, 16, 10, True),) for _ in range(4)]
+    search = without_buckets(32, 1, spreads)
+    assert run(search, 20, 0, [160] * 4)[0] == PLACED
+    assert run(search, 19, 0, [160] * 4)[0] in (OPEN, REFUTED)
+    assert run(search, 21, 33, [160] * 4)[0] in (OPEN, REFUTED)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from zellige.plan.layout import Ints
 from zellige.plan.search_kernel import NEVER
-from zellige.plan.set_places import KEPT_TARGET, NEXT_TARGET, NODES, ROWS, SetPlaces
+from zellige.plan.set_places import KEPT_TARGET, NEXT_TARGET, NODES, PASSED, ROWS, SetPlaces
 
 NEARLY = 8
 """The highest target is 2**-8 (0.4 %) below the plan."""
@@ -19,6 +19,10 @@ LEAPS = 3
 
 SETTING_UP = 10
 """States that a target counts for besides those that it visits."""
+
+MOST_PASSED = 50
+"""Choices of ranks that are the same as others but for the names of nodes, for each state that may be visited. Where
+nodes are many and alike, nearly all are, and after so many of them the target is left open."""
 
 REFUTED, PLACED, OPEN = range(3)
 """No placement is below the target, one is (fillers being divisible), or the limit of states came first."""
@@ -110,6 +114,7 @@ def explore(target: int, limit: int, sand: int, w: Ints, at: SetPlaces) -> int:
     Where it is :data:`REFUTED`, so is every time below :data:`NEXT_TARGET`, as long as rungs and ``rest`` are the same.
     """
     w[at.numbers + NODES], w[at.numbers + NEXT_TARGET], w[at.numbers + ROWS] = 0, NEVER, 0
+    w[at.numbers + PASSED] = MOST_PASSED * limit
     for slot in range(at.table_size):
         w[at.table + slot] = 0
     depth, entering = 0, True
@@ -128,6 +133,8 @@ def explore(target: int, limit: int, sand: int, w: Ints, at: SetPlaces) -> int:
             depth += 1
             entering = True
             continue
+        if w[at.numbers + PASSED] < 0:
+            return OPEN
         if depth == 0:
             return REFUTED
         depth -= 1
@@ -140,6 +147,9 @@ def _advance(depth: int, target: int, sand: int, w: Ints, at: SetPlaces) -> bool
         if _first_of_its_kind(depth, w, at):
             _raise(depth, w, at)
             return True
+        w[at.numbers + PASSED] -= 1
+        if w[at.numbers + PASSED] < 0:
+            return False
     if _next_place(depth, target, sand, w, at):
         _take(depth, 0, w[at.rung_degree + w[at.path_rung + depth]], w, at)
         _raise(depth, w, at)

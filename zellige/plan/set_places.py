@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-NODES, NEXT_TARGET, ROWS, KEPT_TARGET = range(4)
+NODES, NEXT_TARGET, ROWS, KEPT_TARGET, PASSED = range(5)
 """The places of :attr:`SetPlaces.numbers`: states visited, the least target at which a cut would not have been made,
-states remembered, the target of the placement that is kept (0: none)."""
+states remembered, the target of the placement that is kept (0: none), and how many choices of ranks may still be passed
+over."""
 
 
 class SetPlaces(NamedTuple):
