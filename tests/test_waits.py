@@ -13,12 +13,12 @@ import pytest
 from zellige.catalog import load_cluster, load_model
 from zellige.placement import Placement, Problem, rank_costs
 from zellige.plan.choice import compiled_loops
-from zellige.prices import PriceTable
+from zellige.prices import Price, PriceTable
 from zellige.program import Assignment, Heads, build_program, lower
 from zellige.shards import WHOLE, ParallelConfig
 from zellige.sim.simulate import SimOptions, simulate
 from zellige.sources import build_problem
-from zellige.waits import Way, best_cut, first_batch
+from zellige.waits import AS_THEY_ARE, Way, best_cut, first_batch
 from zellige.workload import Clip, build_batch
 
 CLIPS = [(832, 480, 33), (832, 480, 81), (1280, 720, 33), (1280, 720, 81), (1024, 1024, 1), (1920, 1080, 1)]
@@ -181,3 +181,25 @@ def test_nothing_is_cut_where_nothing_is_split_or_priced() -> None:
 def without(table: PriceTable, config: ParallelConfig) -> PriceTable:
     """A table without a split."""
     return msgspec.structs.replace(table, rows=tuple(row for row in table.rows if row.config != config))
+
+
+def test_a_kind_without_forward_and_backward_work_is_cut_too() -> None:
+    """A table may have all of a whole sequence's time in what is run again."""
+    posed, placements = random_plans(1, seed=3)[0]
+    _, whole = figures(posed, placements)
+    name = next(iter(whole))
+    rows = tuple(
+        msgspec.structs.replace(row, price=only_again(row.price)) if row.bucket == name else row
+        for row in posed.prices.rows
+    )
+    bare = dataclasses.replace(posed, prices=msgspec.structs.replace(posed.prices, rows=rows))
+    for loops in (AS_THEY_ARE, compiled_loops()):
+        found = best_cut(bare, figures(bare, placements)[0], whole, 0, loops)
+        assert found.step_ns > 0
+        assert all(0 <= first <= count for first, count in zip(found.first[name], whole[name], strict=True))
+
+
+def only_again(price: Price) -> Price:
+    """A price of the same time, all of it run again."""
+    time = price.linear_ns + price.attention_ns + price.recompute_ns
+    return msgspec.structs.replace(price, linear_ns=0, attention_ns=0, recompute_ns=time)

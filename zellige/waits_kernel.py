@@ -237,10 +237,10 @@ def cut(plan: Plan, room: Room, percent: int, taken: Ints) -> None:
             count = plan.counts[kind][rank]
             if not count or seen >= goal:
                 continue
-            linear, core = plan.kinds[kind][LINEAR], plan.kinds[kind][CORE]
-            number = min(count, (goal - seen + linear + core - 1) // (linear + core))
+            time = max(1, plan.kinds[kind][LINEAR] + plan.kinds[kind][CORE])
+            number = min(count, (goal - seen + time - 1) // time)
             _take(plan, room, kind, rank, number, taken)
-            seen += number * (linear + core)
+            seen += number * time
 
 
 def _take(plan: Plan, room: Room, kind: int, rank: int, number: int, taken: Ints) -> None:
@@ -287,7 +287,7 @@ def _fill_up_to(plan: Plan, room: Room, rank: int, least: int, most_ns: int, tak
     for kind in range(len(plan.kinds)):
         linear, core = plan.kinds[kind][LINEAR], plan.kinds[kind][CORE]
         early = forward_of(linear, LINEAR_PARTS) + forward_of(core, CORE_PARTS)
-        time = (weight - 1) * early + linear + core
+        time = max(1, (weight - 1) * early + linear + core)
         number = min(plan.counts[kind][rank], max(0, most_ns - seen) // time)
         taken[kind][rank] = 0
         _take(plan, room, kind, rank, number, taken)

@@ -27,6 +27,7 @@ from zellige.plan.micro_cuts import Cut, Cutter, Planner, planned
 from zellige.plan.policies import find_policy, plan_batch
 from zellige.plan.room import require_room, room_need
 from zellige.schedule import Schedule
+from zellige.units import count_of
 
 BEST: Final = "best"
 """Asks for the number of micro-steps that takes the least time."""
@@ -77,7 +78,10 @@ def plan_micro_steps(problem: Problem, planner: Planner, num_micro_steps: int | 
     require_placeable(problem)
     total = len(problem.batch.sequences)
     if num_micro_steps is not None and not 1 <= num_micro_steps <= total:
-        raise UsageError(f"{total} sequences make no {num_micro_steps} micro-steps", fix=f"1 to {total}, auto or best")
+        raise UsageError(
+            f"{count_of(total, 'sequence')} cannot fill {count_of(num_micro_steps, 'micro-step')}",
+            fix=f"at most {total}, auto or best",
+        )
     cutter = Cutter(problem, planner)
     if num_micro_steps is None:
         cut, fewest = _fewest(cutter)
