@@ -321,3 +321,11 @@ def test_ranks_that_straddle_nodes_are_never_priced_as_if_they_did_not() -> None
             times = [option.time_ns for option in options if option is not None]
             assert len(times) == 3
             assert times[0] < times[1] <= times[2]
+
+
+@pytest.mark.parametrize("name", ["exchange_ns", "packed_exchange_ns"])
+def test_a_price_that_takes_no_time_under_some_engine_is_refused(name: str) -> None:
+    figures = dict.fromkeys(("linear_ns", "attention_ns", "recompute_ns"), 0) | {"exchange_ns": 5}
+    figures |= {"packed_exchange_ns": 5, name: 0}
+    with pytest.raises(ValueError, match="takes no time"):
+        msgspec.structs.replace(price(4096), **figures)

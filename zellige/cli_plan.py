@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -99,7 +99,7 @@ def plan_command(
         _plan_one(sources, options, policy, steps, certify, output, json)
 
 
-def _require_one_step(stream: bool, steps: Number) -> None:
+def _require_one_step(stream: bool, steps: Any) -> None:
     """Raise where --certify is given with what makes several plans."""
     if stream or steps != 1:
         other = "--stream" if stream else "--micro-steps"
@@ -109,12 +109,8 @@ def _require_one_step(stream: bool, steps: Number) -> None:
         )
 
 
-Number = int | Literal["best"] | None
-"""How many micro-steps, as the planner takes it: None are as few as needed, 1 is a single step."""
-
-
-def _micro_steps(text: str) -> Number:
-    """What --micro-steps asks for."""
+def _micro_steps(text: str) -> int | str | None:
+    """What --micro-steps asks for, as :data:`zellige.schedule.WantedSteps`."""
     if not text:
         return 1
     if text == "auto":
@@ -127,7 +123,7 @@ def _micro_steps(text: str) -> Number:
 
 
 def _plan_one(
-    sources: list[Any], options: Any, policy: str, steps: Number, certify: bool, output: Path | None, json: bool
+    sources: list[Any], options: Any, policy: str, steps: Any, certify: bool, output: Path | None, json: bool
 ) -> None:
     from zellige.files import readable_json, write_text
     from zellige.placement import Plan

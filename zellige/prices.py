@@ -49,7 +49,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     packed_exchange_ns: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
-        if self.transfer_ns < 1:
+        if min(self.transfer_ns, self.packed_ns) < 1:
             raise ValueError("a price takes no time")
 
     @property

@@ -8,13 +8,16 @@ neither the loss nor its gradients, up to the order of sums.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from zellige.files import NonNegativeInt, PositiveInt, digest
 from zellige.memory import Checkpoint, Sharding
 from zellige.placement import Engine, Inputs, Plan, Problem, Solver
+
+WantedSteps = int | Literal["best"] | None
+"""How many micro-steps are asked for: a number, those of the least time in all, or (None) the fewest."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -126,9 +126,7 @@ def polish(task: Task, result: Draft, *, passing: bool = False) -> Draft:
     whole = dict(zip(task.whole, as_lists(counts), strict=True))
     ranks.to_lists()
     origin = result.origin if result.origin == FREE else f"{result.origin}, then local search"
-    polished = dataclasses.replace(result, split=split, whole=whole, longest=ranks.longest, origin=origin, ranks=ranks)
-    polished.expected = None
-    return polished
+    return dataclasses.replace(result, split=split, whole=whole, longest=ranks.longest, origin=origin, ranks=ranks)
 
 
 def faster(one: Draft | None, other: Draft | None) -> Draft | None:

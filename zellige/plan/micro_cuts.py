@@ -29,6 +29,12 @@ from zellige.workload import Sequence
 
 Planner = Callable[[Problem], Plan]
 
+BEYOND_STEPS = IllegalSplitError, MissingPriceError, SequenceTooLargeError
+"""Refusals that no number of micro-steps mends."""
+
+TOO_MUCH = InfeasibleError, TimeLimitError
+"""Refusals of a batch that several micro-steps may hold."""
+
 MAX_EXHAUSTIVE_SEQUENCES = 8
 MAX_EXHAUSTIVE_CUTS = 64
 """Up to so many sequences and ways to cut them, every way is tried."""
@@ -48,9 +54,9 @@ def planned(problem: Problem, planner: Planner) -> Plan | None:
     """The plan of a batch, or None where memory allows none or the planner finds none that fits."""
     try:
         plan = planner(problem)
-    except (IllegalSplitError, MissingPriceError, SequenceTooLargeError):
+    except BEYOND_STEPS:
         raise
-    except (InfeasibleError, TimeLimitError):
+    except TOO_MUCH:
         return None
     return plan if plan.fits else None
 

@@ -10,30 +10,22 @@ are planned once; those of one bucket go to the micro-steps in batch order.
 from __future__ import annotations
 
 import dataclasses
-from typing import Final, Literal
+from typing import Final
 
 from zellige.errors import (
-    IllegalSplitError,
-    InfeasibleError,
-    MissingPriceError,
     NoRoomError,
-    SequenceTooLargeError,
-    TimeLimitError,
     UsageError,
     ZelligeError,
 )
 from zellige.placement import Engine, Plan, Problem, require_placeable
-from zellige.plan.micro_cuts import Cut, Cutter, Planner, planned
+from zellige.plan.micro_cuts import BEYOND_STEPS, TOO_MUCH, Cut, Cutter, Planner, planned
 from zellige.plan.policies import find_policy, plan_batch
 from zellige.plan.room import require_room, room_need
-from zellige.schedule import Schedule
+from zellige.schedule import Schedule, WantedSteps
 from zellige.units import count_of
 
 BEST: Final = "best"
 """Asks for the number of micro-steps that takes the least time."""
-
-Number = int | Literal["best"] | None
-"""How many micro-steps: None are the fewest."""
 
 FEW_RUNS = 16
 MANY_RUNS = 80
@@ -52,7 +44,7 @@ def policy_planner(problem: Problem, policy: str, engine: Engine | None = None) 
     return dataclasses.replace(problem, engine=engine), lambda posed: plan_batch(posed, policy, engine)
 
 
-def plan_in_steps(problem: Problem, planner: Planner, num_micro_steps: Number = None) -> Plan | Schedule:
+def plan_in_steps(problem: Problem, planner: Planner, num_micro_steps: WantedSteps = None) -> Plan | Schedule:
     """One plan where that fits (or is asked for by 1), else :func:`plan_micro_steps`; None: as few as needed.
 
     ``BEST``: :func:`plan_best_steps`.
@@ -155,9 +147,9 @@ def plan_one_step(problem: Problem, planner: Planner) -> Plan:
     """The plan of a batch in one step; where memory refuses, the error says how many micro-steps would hold it."""
     try:
         return planner(problem)
-    except (IllegalSplitError, MissingPriceError, SequenceTooLargeError):
+    except BEYOND_STEPS:
         raise
-    except (InfeasibleError, TimeLimitError) as error:
+    except TOO_MUCH as error:
         raise _advised(problem, planner, error) from None
 
 
@@ -191,7 +183,7 @@ def micro_steps_advice(problem: Problem, planner: Planner) -> str:
         needed = f"{len(_fewest(Cutter(problem, counting))[0].parts)}"
     except _EnoughPlansError:
         needed = f"{max(2, room_need(problem).least_micro_steps)} or more"
-    except (InfeasibleError, TimeLimitError) as error:
+    except TOO_MUCH as error:
         return f"micro-steps do not help: {error.message}"
     return f"--micro-steps auto, which would need {needed} micro-steps"
 

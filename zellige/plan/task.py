@@ -42,7 +42,7 @@ class Draft:
     origin: str = BLOCKS
     lower: int = 0
     ranks: Ranks | None = None
-    expected: int | None = None
+    expected: int | None = field(default=None, init=False)
 
     @cached_property
     def rounds(self) -> int:
