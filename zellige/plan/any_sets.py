@@ -19,7 +19,7 @@ from itertools import accumulate, chain
 from typing import NamedTuple
 
 from zellige.plan.any_sets_kernel import raise_bound
-from zellige.plan.bounds import least_time_of
+from zellige.plan.bounds import kind_time
 from zellige.plan.chain import calls_ns
 from zellige.plan.compiled import LARGEST, compiled, is_compiled
 from zellige.plan.layout import Ints, zeros
@@ -56,7 +56,7 @@ def any_sets_bound(problem: Problem, known: int, reached: int) -> tuple[int, lis
         return known, []
     kinds = [kind for kind in problem.kinds if all(kind.spreads[name] for name in problem.numbers)]
     calls = [calls_ns(problem, kind.fewest) for kind in kinds]
-    lows = [max(least_time_of(problem, kind.fronts), known - paid) for kind, paid in zip(kinds, calls, strict=True)]
+    lows = [max(kind_time(problem, kind), known - paid) for kind, paid in zip(kinds, calls, strict=True)]
     below = [place for place in range(len(kinds)) if lows[place] + calls[place] < reached]
     if not below:
         return max(known, reached), []

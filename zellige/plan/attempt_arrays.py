@@ -3,23 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate, chain
 
 import numpy as np
 
-from zellige.plan.attempt_kernel import BINDS, MAX_STEPS
+from zellige.plan.attempt_kernel import BINDS, MAX_STEPS, TRIAL
 from zellige.plan.attempt_places import BEST, AttemptPlaces, Setting
 from zellige.plan.compiled import LARGEST, compiled, is_compiled
 from zellige.plan.free_arrays import free_places
 from zellige.plan.improve import change_arrays
 from zellige.plan.packing import Split
 from zellige.plan.search_kernel import NEVER
-from zellige.plan.task import FREE, Draft, Floors, Task
-
-Trials = Sequence[tuple[dict[str, int], Floors]]
-"""Attempts, one after another: how many sequences of each bucket are anchors, and their least degrees."""
+from zellige.plan.task import FREE, Draft, Task, Trials
 
 
 def may_compile(task: Task) -> bool:
@@ -130,7 +127,7 @@ def _places(ranks: int, given: tuple[int, int, int], depths: int, trials: int, c
     sizes = dict.fromkeys(("number", "first", "last", "by_work"), buckets)
     sizes |= dict.fromkeys(("alone", "kind_time", "kind_kept", "kind_live"), kinds)
     figures = ("work", "time", "degree", "nodes", "kept", "live")
-    sizes |= {"trial": 3 * trials, "anchors": cuts * buckets}
+    sizes |= {"trial": TRIAL * trials, "anchors": cuts * buckets}
     given_figures = ("time", "kept", "live", "degree", "nodes", "rounds", "work")
     sizes |= dict.fromkeys([f"rung_{figure}" for figure in given_figures], rungs)
     sizes |= {"front": trials * rungs, "member": depths, "flat": rungs}

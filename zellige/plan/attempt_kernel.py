@@ -35,6 +35,9 @@ ROUNDS = 2
 MAX_STEPS = 24
 """Steps of the local search over all sequences."""
 
+TRIAL = 4
+"""Figures of a trial: its cut, and the least degrees of longer anchors, of shorter ones, and of what is left over."""
+
 BINDS = -1
 """No draft, because memory is not loose."""
 
@@ -80,16 +83,27 @@ def try_all(
 def _choose_fronts(attempt: int, w: Ints, has: Setting, at: AttemptPlaces) -> None:
     """Write which rungs the anchors may take: from a least degree on, those that no other beats in work and time; of
     all degrees where that leaves none."""
-    row, anchors = at.front + attempt * has.rungs, at.anchors + w[at.trial + 3 * attempt] * has.buckets
+    row, anchors = at.front + attempt * has.rungs, at.anchors + w[at.trial + TRIAL * attempt] * has.buckets
     for rung in range(has.rungs):
         w[row + rung] = 0
     for bucket in range(has.buckets):
         if not w[anchors + bucket]:
             continue
-        shorter = bucket < has.kinds and 5 * w[at.kind_time + bucket] <= has.start
-        floor = w[at.trial + 3 * attempt + (2 if shorter else 1)]
+        floor = w[at.trial + TRIAL * attempt + _floor_of(bucket, w[anchors + bucket], attempt, w, has, at)]
         if not _choose_front(bucket, floor, row, w, at):
             _choose_front(bucket, 1, row, w, at)
+
+
+def _floor_of(bucket: int, number: int, attempt: int, w: Ints, has: Setting, at: AttemptPlaces) -> int:
+    """Which of a trial's floors holds for so many anchors of a bucket: 1 of longer ones, 2 of shorter ones, 3 of what
+    is left over (:class:`zellige.plan.task.Floors`)."""
+    if bucket >= has.kinds:
+        return 1
+    if w[at.trial + TRIAL * attempt + 3] and (
+        number < w[at.number + bucket] or 20 * w[at.kind_time + bucket] <= has.start
+    ):
+        return 3
+    return 2 if 5 * w[at.kind_time + bucket] <= has.start else 1
 
 
 def _choose_front(bucket: int, floor: int, row: int, w: Ints, at: AttemptPlaces) -> bool:
@@ -106,7 +120,7 @@ def _is_known(attempt: int, w: Ints, has: Setting, at: AttemptPlaces) -> bool:
     """Whether an earlier attempt has the same anchors and fronts."""
     row = at.front + attempt * has.rungs
     for earlier in range(attempt):
-        same = w[at.trial + 3 * earlier] == w[at.trial + 3 * attempt]
+        same = w[at.trial + TRIAL * earlier] == w[at.trial + TRIAL * attempt]
         other = at.front + earlier * has.rungs
         rung = 0
         while same and rung < has.rungs:
@@ -119,7 +133,7 @@ def _is_known(attempt: int, w: Ints, has: Setting, at: AttemptPlaces) -> bool:
 
 def _place(attempt: int, below: int, w: Ints, has: Setting, at: AttemptPlaces, v: Ints, to: FreePlaces) -> int:
     """The target of a placement of the anchors under ``below``, or -1 (:func:`zellige.plan.free.place_freely`)."""
-    anchors, front = at.anchors + w[at.trial + 3 * attempt] * has.buckets, at.front + attempt * has.rungs
+    anchors, front = at.anchors + w[at.trial + TRIAL * attempt] * has.buckets, at.front + attempt * has.rungs
     depth, flat, work = 0, 0, 0
     for index in range(has.buckets):
         bucket = w[at.by_work + index]
@@ -190,7 +204,7 @@ def _write_way(way: int, bucket: int, rung: int, taken: int, w: Ints, at: Attemp
 
 def _fill(attempt: int, target: int, w: Ints, counts: Ints, has: Setting, at: AttemptPlaces, changes: Changes) -> bool:
     """Pack what is no anchor by time alone and move whole sequences; False where a rank has no room for that."""
-    anchors, size = at.anchors + w[at.trial + 3 * attempt] * has.buckets, has.num_nodes * has.per_node
+    anchors, size = at.anchors + w[at.trial + TRIAL * attempt] * has.buckets, has.num_nodes * has.per_node
     work = w[at.numbers + SAND]
     for rank in range(size):
         work += w[at.time + rank]

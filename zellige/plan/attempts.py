@@ -7,7 +7,7 @@ from zellige.plan.compiled import is_compiled
 from zellige.plan.drafts import draft_freely, faster, floored, polish
 from zellige.plan.search import Budget
 from zellige.plan.search_kernel import NEVER
-from zellige.plan.task import ONE_POD, Draft, Floors, Task, anchors_of
+from zellige.plan.task import ONE_POD, Draft, Floors, Task, Trials, anchors_of
 from zellige.problem import Problem, Rung
 
 ATTEMPTS = (
@@ -28,21 +28,32 @@ def free_draft(problem: Problem, least: int, rungs: dict[str, tuple[Rung, ...]])
     The more ways the anchors are split, the more work and the more evenly they lie; each degree is tried as their
     least. No rank's time is below ``least`` under the ``rungs``.
     """
-    if problem.engine != "coalesced" or problem.cluster.num_ranks > ONE_POD:
+    if not may_cross(problem):
         return None, False
     task = Task(problem, rungs, problem.numbers, least, frozenset(), Budget(0))
     attempts = ATTEMPTS + MORE_ATTEMPTS
     cuts = {share: anchors_of(task, share) for share in dict(attempts)}
     trials = [(cuts[share], floors) for share, floors in attempts]
+    return best_attempt(task, trials, len(ATTEMPTS))
+
+
+def may_cross(problem: Problem) -> bool:
+    """Whether rank sets need not nest, and ranks are few enough to be searched as one."""
+    return problem.engine == "coalesced" and problem.cluster.num_ranks <= ONE_POD
+
+
+def best_attempt(task: Task, trials: Trials, usual: int) -> tuple[Draft | None, bool]:
+    """The best of some attempts, and whether there is none because memory binds; those after the ``usual`` ones are
+    made where none of these is near."""
     if is_compiled():
         from zellige.plan.attempt_arrays import best_compiled, may_compile
 
         if may_compile(task):
-            return best_compiled(task, trials, len(ATTEMPTS))
-    return best_interpreted(task, trials, len(ATTEMPTS))
+            return best_compiled(task, trials, usual)
+    return best_interpreted(task, trials, usual)
 
 
-def best_interpreted(task: Task, trials: list[tuple[dict[str, int], Floors]], usual: int) -> tuple[Draft | None, bool]:
+def best_interpreted(task: Task, trials: Trials, usual: int) -> tuple[Draft | None, bool]:
     """The best of the attempts, one after another, until one is good or, after the ``usual`` ones, near."""
     good = task.start + (task.start >> GOOD)
     best: Draft | None = None

@@ -6,15 +6,18 @@ sequence has an option with ``floor_ns <= T``, and the work of the cheapest such
 
 The coalesced engine adds calls to every rank once anything is split, and more with every ring round. A plan either
 splits nothing, or has some number of rounds: it takes at least B3 over the options of no more rounds, and its calls.
-The least of these sums over all numbers of rounds is B3 with calls.
+The least of these sums over all numbers of rounds is B3 with calls. A plan that splits nothing also has, for any k, a
+rank that runs k + 1 of the k*N + 1 longest sequences.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from zellige.placement import Problem
+from zellige.problem import Kind
 from zellige.spreads import WorkFront
 from zellige.units import ceil_div
 
@@ -47,14 +50,45 @@ def bound_with_calls(problem: Problem, canonical: int | None = None) -> int:
     if problem.engine != "coalesced":
         return least
     cluster = problem.cluster
-    best: int | None = None
-    for fewest, fronts in problem.fronts_by_rounds:
-        calls = problem.shared_calls_ns(cluster.num_ranks, cluster.num_nodes, fewest) if fewest else 0
-        if best is not None and least + calls >= best:
+    (_, alone), *others = problem.fronts_by_rounds
+    split: int | None = None
+    for fewest, fronts in others:
+        calls = problem.shared_calls_ns(cluster.num_ranks, cluster.num_nodes, fewest)
+        if split is not None and least + calls >= split:
             break
         step = calls + least_time_of(problem, fronts)
-        best = step if best is None else min(best, step)
-    return least if best is None else best
+        split = step if split is None else min(split, step)
+    if split is not None and split <= least_time_of(problem, alone):
+        return split
+    whole = whole_time_of(problem, alone)
+    return whole if split is None else min(split, whole)
+
+
+def kind_time(problem: Problem, kind: Kind) -> int:
+    """What plans of a kind take at least without their calls, in nanoseconds."""
+    whole = problem.engine == "coalesced" and not kind.fewest
+    return whole_time_of(problem, kind.fronts) if whole else least_time_of(problem, kind.fronts)
+
+
+def whole_time_of(problem: Problem, fronts: Mapping[str, WorkFront]) -> int:
+    """:func:`least_time_of` the batch and :func:`whole_time`, for fronts of one option each, which is not split."""
+    choices = [(count, fronts[name]) for name, count in problem.numbers.items()]
+    return max(least_time_of(problem, fronts), whole_time(choices, problem.cluster.num_ranks))
+
+
+def whole_time(choices: Choices, num_ranks: int) -> int:
+    """The least time of whole sequences by the pigeonhole principle, in nanoseconds: for any k, one rank runs k + 1 of
+    the k*N + 1 longest, which take no less than the k + 1 shortest of these."""
+    ordered = sorted([(times[0], count) for count, (times, _) in choices], reverse=True)
+    last = list(accumulate([count for _, count in ordered]))
+    totals = list(accumulate([time * count for time, count in ordered]))
+
+    def longest(number: int) -> int:
+        place = bisect_left(last, number)
+        return totals[place] - (last[place] - number) * ordered[place][0]
+
+    turns = range((last[-1] - 1) // num_ranks + 1)
+    return max([longest(k * num_ranks + 1) - longest(k * num_ranks - k) for k in turns])
 
 
 def least_time_of(problem: Problem, fronts: Mapping[str, WorkFront]) -> int:
@@ -99,12 +133,14 @@ def bound_of_some(problem: Problem, numbers: Mapping[str, int]) -> int:
     They take no less in any number of micro-steps: one of these has the most ring rounds, and makes its calls.
     """
     num_ranks, num_nodes = problem.cluster.num_ranks, problem.cluster.num_nodes
-    kinds = problem.fronts_by_rounds if problem.engine == "coalesced" else ((0, problem.work_fronts),)
-    return min(
-        (problem.shared_calls_ns(num_ranks, num_nodes, fewest) if fewest else 0)
-        + least_time([(count, fronts[name]) for name, count in numbers.items()], num_ranks)
-        for fewest, fronts in kinds
-    )
+    if problem.engine != "coalesced":
+        return least_time([(count, problem.work_fronts[name]) for name, count in numbers.items()], num_ranks)
+    found = []
+    for fewest, fronts in problem.fronts_by_rounds:
+        choices = [(count, fronts[name]) for name, count in numbers.items()]
+        calls = problem.shared_calls_ns(num_ranks, num_nodes, fewest) if fewest else 0
+        found.append(calls + max(least_time(choices, num_ranks), 0 if fewest else whole_time(choices, num_ranks)))
+    return min(found)
 
 
 def _work_within(choices: Choices, limit: int) -> int:

@@ -77,10 +77,13 @@ def draft(task: Task, anchors: dict[str, int], *, binds: bool) -> Draft | None:
 def floored(task: Task, anchors: dict[str, int], floors: Floors) -> dict[str, tuple[Rung, ...]]:
     """The rungs of the anchors from the least degrees on, by bucket."""
     fronts = {}
-    for name in anchors:
-        whole = task.whole.get(name)
-        shorter = whole is not None and 5 * whole.time <= task.start
-        fronts[name] = task.front(name, floor=floors.shorter if shorter else floors.longer)
+    for name, number in anchors.items():
+        whole, floor = task.whole.get(name), floors.longer
+        if whole is not None and 5 * whole.time <= task.start:
+            floor = floors.shorter
+        if whole is not None and floors.rest and (number < task.numbers[name] or 20 * whole.time <= task.start):
+            floor = floors.rest
+        fronts[name] = task.front(name, floor=floor)
     return fronts
 
 

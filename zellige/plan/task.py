@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -51,10 +51,16 @@ class Draft:
 
 
 class Floors(NamedTuple):
-    """Least degrees of anchors: of those that take more than a fifth of the bound whole, and of the others."""
+    """Least degrees of anchors: of those that take more than a fifth of the bound whole, and of the others; and, where
+    it isn't 0, of those that are only some of their bucket or take less than a twentieth."""
 
     longer: int
     shorter: int
+    rest: int = 0
+
+
+Trials = Sequence[tuple[dict[str, int], Floors]]
+"""Attempts, one after another: how many sequences of each bucket are anchors, and their least degrees."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from zellige.placement import Plan, Problem, plan_digest
-from zellige.plan.bounds import best_bound, least_time_of
+from zellige.plan.bounds import best_bound, kind_time
 from zellige.plan.chain import calls_ns
 from zellige.plan.compiled import LARGEST
 from zellige.plan.whole_search import MOST_ANCHORS, WholeSearch
@@ -82,7 +82,7 @@ class _Kinds:
         self.problem, self.reached = problem, reached
         self.kinds = [kind for kind in problem.kinds if all(kind.spreads[name] for name in problem.numbers)]
         self.calls = [calls_ns(problem, kind.fewest) for kind in self.kinds]
-        self.lows = [least_time_of(problem, kind.fronts) for kind in self.kinds]
+        self.lows = [kind_time(problem, kind) for kind in self.kinds]
         self.searches: dict[int, WholeSearch] = {}
         self.order = list(reversed(range(len(self.kinds))))
         self.left = ALL_PROGRAMMES

@@ -10,11 +10,12 @@ from zellige.plan.any_sets import Certificate
 from zellige.plan.attempt_kernel import CLOSE, GOOD, NEAR
 from zellige.plan.attempts import free_draft
 from zellige.plan.blocks import Shape
-from zellige.plan.bounds import best_bound, least_time_of
+from zellige.plan.bounds import best_bound, least_time_of, whole_time_of
 from zellige.plan.chain import calls_ns
 from zellige.plan.choice import choose, expected_step_ns
 from zellige.plan.drafts import draft, polish
 from zellige.plan.laid import laid_draft
+from zellige.plan.leftover import leftover_draft
 from zellige.plan.refuted import BlocksBound, Effort, Reach
 from zellige.plan.restarts import restarted
 from zellige.plan.search import Budget
@@ -137,7 +138,8 @@ def _far_from_bound(
         blocks.raise_towards(fastest, EFFORTS[0])
     if problem.engine != "coalesced" or _is_close(fastest, blocks):
         return []
-    near = sorted([each for each in drafts if each[1].split], key=_makespan)[:RESTARTED]
+    distinct = {each[0]: each for each in reversed(drafts) if each[1].split}
+    near = sorted(distinct.values(), key=_makespan)[:RESTARTED]
     task = Task(problem, widest, problem.numbers, families[-1].least, frozenset(), Budget(0))
     goal = blocks.bound + blocks.bound // FAR
     limit = RESTARTS if binds else LOOSE_RESTARTS
@@ -210,6 +212,8 @@ def _families(problem: Problem) -> list[Family]:
     for limit in [0, *problem.ring_limits[:-1]] if problem.engine == "coalesced" else []:
         reached = least(limit)
         if reached < NEVER:
+            if not limit and reached < below + calls_ns(problem, 1):
+                reached = whole_time_of(problem, problem.fronts_within[0])
             families.append(Family(limit, reached, calls_ns(problem, _fewest_rounds(limit)), calls_ns(problem, limit)))
     return [*families, Family(widest, below, calls_ns(problem, _fewest_rounds(widest)), calls_ns(problem, widest))]
 
@@ -232,32 +236,45 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
     choices of blocks are tried where the anchors stay far above the bound.
     """
     rungs = _rungs_of(problem, family)
-    free, binds = free_draft(problem, family.least, rungs) if family.limit else (None, False)
-    drafts = [free] if free is not None else []
-    if free is not None:
-        if not known.is_near(_step(problem, free), NEAR):
-            known.search(_step(problem, free))
-            drafts += _laid(problem, family, rungs, known, free)
-        first = min(drafts, key=lambda draft: _step(problem, draft))
-        if _is_near(problem, family, known, first) and not _waits(problem, first):
-            return drafts, Lower(family.least, frozenset())
+    drafts, binds = _on_free_sets(problem, family, rungs, known) if family.limit else ([], False)
+    moved, loose = {id(each) for each in drafts}, bool(drafts) and not binds
+    first = min(drafts, key=lambda draft: _step(problem, draft), default=None)
+    if first is not None and _is_near(problem, family, known, first) and not _waits(problem, first):
+        return drafts, Lower(family.least, frozenset())
     attempt = Attempt(drafts, NEVER, binds)
     choices, tried = block_choices(problem, rungs, family.least), frozenset[Shape]()
-    for shapes in choices[:1] if free is not None else choices:
-        part = budget.nodes // (2 if free is None else 4)
+    for shapes in choices[:1] if loose else choices:
+        part = budget.nodes // (4 if loose else 2)
         task = make_task(problem, rungs, family.least, shapes, Budget(part))
         budget.nodes -= part
         tried |= shapes
-        attempt = _adapt(task, attempt, SHARES[:2] if free is not None else SHARES)
+        attempt = _adapt(task, attempt, SHARES[:2] if loose else SHARES)
         fastest = min(attempt.drafts, key=_longest, default=None)
         if fastest is not None and _is_near(problem, family, known, fastest):
             break
     drafts = attempt.drafts
     if drafts and problem.engine == "coalesced" and problem.cluster.num_ranks <= MOST_RANKS:
         best = min(drafts, key=_longest)
-        if best.split and best.longest > family.least + (family.least >> GOOD) and best is not free:
+        if best.split and best.longest > family.least + (family.least >> GOOD) and id(best) not in moved:
             drafts = [*drafts, polish(task, best)]
     return drafts, Lower(max(attempt.lower, family.least), tried)
+
+
+def _on_free_sets(
+    problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]], known: Certificate
+) -> tuple[list[Draft], bool]:
+    """Drafts on rank sets that need not nest, and whether memory binds; until one is near, those that split what is
+    left over when sequences are dealt out evenly, and those around placements that the bound met."""
+    free, binds = free_draft(problem, family.least, rungs)
+    drafts = [free] if free is not None else []
+    if free is not None and known.is_near(_step(problem, free), NEAR):
+        return drafts, binds
+    left_over = leftover_draft(problem, family.least, rungs)
+    drafts += [left_over] if left_over is not None else []
+    if free is not None and not known.is_near(min([_step(problem, draft) for draft in drafts]), NEAR):
+        known.search(_step(problem, free))
+        drafts += _laid(problem, family, rungs, known, free)
+    return drafts, binds
 
 
 def _laid(

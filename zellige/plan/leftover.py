@@ -1,0 +1,56 @@
+"""Drafts of which only what is left over is split when whole sequences are dealt out evenly.
+
+Where many sequences are alike and none is short, whole ones fill no rank evenly: of 60 equal clips on 8 ranks, four
+ranks run eight. Then each rank runs seven, and the four clips that are left over are split.
+"""
+
+from __future__ import annotations
+
+from zellige.plan.attempts import best_attempt, may_cross
+from zellige.plan.search import Budget
+from zellige.plan.task import MAX_ANCHORS, Draft, Floors, Task, anchors_of
+from zellige.problem import Problem, Rung
+
+SHARE = 20
+"""Sequences longer than a twentieth of the bound are anchors, but where there are enough of a bucket for all ranks."""
+
+KINDS = 3
+"""So many buckets are dealt out, the longest ones."""
+
+FLOORS = (4, 8)
+"""Least degrees of what is left over."""
+
+ONE_FLOOR = 4
+"""Least degree of a single sequence, with which the local search may split others."""
+
+
+def leftover_draft(problem: Problem, least: int, rungs: dict[str, tuple[Rung, ...]]) -> Draft | None:
+    """The best draft that splits, beside long sequences, one of the longest bucket that is dealt out, or what is left
+    over of several; none where nothing is dealt out, rank sets must nest, or memory binds. Arguments as of
+    :func:`zellige.plan.attempts.free_draft`."""
+    if not may_cross(problem):
+        return None
+    task = Task(problem, rungs, problem.numbers, least, frozenset(), Budget(0))
+    dealt = _dealt(task)
+    if not dealt:
+        return None
+    num_ranks, most = problem.cluster.num_ranks, MAX_ANCHORS
+    rest = {name: number for name, number in anchors_of(task, SHARE).items() if name not in dealt}
+    one = {**rest, dealt[0]: 1}
+    for name in dealt:
+        left = min(task.numbers[name] % num_ranks, most)
+        most -= left
+        if left:
+            rest[name] = left
+    trials = [(one, Floors(1, 1, ONE_FLOOR)), *[(rest, Floors(1, 1, floor)) for floor in FLOORS]]
+    return best_attempt(task, trials, len(trials))[0]
+
+
+def _dealt(task: Task) -> list[str]:
+    """The buckets that are dealt out: those that fit whole and of which each rank can have one, or that are short."""
+    anchors, num_ranks = anchors_of(task, SHARE), task.problem.cluster.num_ranks
+    return [
+        name
+        for name, whole in task.whole.items()
+        if whole.time <= task.start and (name not in anchors or task.numbers[name] >= num_ranks)
+    ][:KINDS]
