@@ -7,6 +7,7 @@ ranks run eight. Then each rank runs seven, and the four clips that are left ove
 from __future__ import annotations
 
 from zellige.plan.attempts import best_attempt, may_cross
+from zellige.plan.chain import calls_ns
 from zellige.plan.search import Budget
 from zellige.plan.task import MAX_ANCHORS, Draft, Floors, Task, anchors_of
 from zellige.problem import Problem, Rung
@@ -43,7 +44,8 @@ def leftover_draft(problem: Problem, least: int, rungs: dict[str, tuple[Rung, ..
         if left:
             rest[name] = left
     trials = [(one, Floors(1, 1, ONE_FLOOR)), *[(rest, Floors(1, 1, floor)) for floor in FLOORS]]
-    return best_attempt(task, trials, len(trials))[0]
+    found = [draft for trial in trials if (draft := best_attempt(task, [trial], 1)[0]) is not None]
+    return min(found, key=lambda draft: draft.longest + calls_ns(problem, draft.rounds), default=None)
 
 
 def _dealt(task: Task) -> list[str]:
