@@ -9,8 +9,8 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from zellige.plan.attempt_kernel import BINDS, MAX_STEPS, TRIAL
-from zellige.plan.attempt_places import BEST, AttemptPlaces, Setting
+from zellige.plan.attempt_kernel import MAX_STEPS, TRIAL
+from zellige.plan.attempt_places import BEST, FULL, AttemptPlaces, Setting
 from zellige.plan.compiled import LARGEST, compiled, is_compiled
 from zellige.plan.free_arrays import free_places
 from zellige.plan.improve import change_arrays
@@ -32,9 +32,8 @@ def best_compiled(task: Task, trials: Trials, usual: int) -> tuple[Draft | None,
     """The best of the attempts (:func:`zellige.plan.attempts.free_draft`) in compiled loops."""
     arrays = AttemptArrays(task, trials, usual)
     longest = arrays.run()
-    if longest == BINDS:
-        return None, True
-    return (None if longest == NEVER else arrays.draft(longest)), False
+    binds = bool(arrays.array[arrays.places.numbers + FULL])
+    return (None if longest == NEVER else arrays.draft(longest)), binds
 
 
 class AttemptArrays:
@@ -95,8 +94,7 @@ class AttemptArrays:
         return [*alone, *[k.time for k in kinds], *[k.kept for k in kinds], *[k.live for k in kinds]]
 
     def run(self) -> int:
-        """The time of the slowest rank of the best draft, or what there is instead
-        (:func:`zellige.plan.attempt_kernel.try_all`)."""
+        """The time of the slowest rank of the best draft (:func:`zellige.plan.attempt_kernel.try_all`)."""
         run: Callable[..., int] = compiled("zellige.plan.attempt_kernel", "try_all")
         changes = change_arrays(tuple([rung.time for rung in self.task.whole.values()]))
         at, search = self.places, self.search
@@ -139,6 +137,6 @@ def _places(ranks: int, given: tuple[int, int, int], depths: int, trials: int, c
     each = ("bucket", "rung", "first")
     sizes |= dict.fromkeys([*[f"way_{name}" for name in each], "way_listed"], ways) | {"way_ranks": ways * ranks}
     sizes |= dict.fromkeys([f"spare_{name}" for name in each], ways) | {"spare_ranks": ways * ranks}
-    sizes |= dict.fromkeys([f"best_{name}" for name in each], ways) | {"best_ranks": ways * ranks, "numbers": 3}
+    sizes |= dict.fromkeys([f"best_{name}" for name in each], ways) | {"best_ranks": ways * ranks, "numbers": 4}
     starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
     return AttemptPlaces(**starts), sum(sizes.values())

@@ -8,7 +8,7 @@ An attempt takes some of the longest sequences as anchors, from some degree on; 
 
 from __future__ import annotations
 
-from zellige.plan.attempt_places import BEST, SAND, SPLIT, AttemptPlaces, Setting
+from zellige.plan.attempt_places import BEST, FULL, SAND, SPLIT, AttemptPlaces, Setting
 from zellige.plan.divide_kernel import Kinds, Pool
 from zellige.plan.free_kernel import DEPTHS, FreePlaces, place_freely
 from zellige.plan.held_kernel import Held, Table, Ways
@@ -38,20 +38,20 @@ MAX_STEPS = 24
 TRIAL = 4
 """Figures of a trial: its cut, and the least degrees of longer anchors, of shorter ones, and of what is left over."""
 
-BINDS = -1
-"""No draft, because memory is not loose."""
+MAX_FULL = 3
+"""So many attempts without room on a rank are made before there is a draft."""
 
 
 def try_all(
     w: Ints, counts: Ints, best: Ints, has: Setting, at: AttemptPlaces, v: Ints, to: FreePlaces, changes: Changes
 ) -> int:
-    """The time of the slowest rank of the best draft, :data:`NEVER` where there is none, :data:`BINDS` where memory
-    allows none.
+    """The time of the slowest rank of the best draft, or :data:`NEVER` where there is none.
 
     ``best[kind][rank]`` whole sequences and ``best_...`` are the draft; ``v`` and ``to`` are the figures of the search
     over rank sets, ``counts`` room for those of one attempt.
     """
     longest, good = NEVER, has.start + (has.start >> GOOD)
+    w[at.numbers + FULL] = 0
     for rank in range(has.num_nodes * has.per_node):
         v[to.path_rank + rank], v[to.path_load + rank] = rank, 0
     for attempt in range(has.attempts):
@@ -66,7 +66,9 @@ def try_all(
         _lay(w, counts, has, at, v, to)
         if not _fill(attempt, target, w, counts, has, at, changes):
             if longest >= NEVER:
-                return BINDS
+                w[at.numbers + FULL] += 1
+                if w[at.numbers + FULL] == MAX_FULL:
+                    break
             continue
         reached = _longest(w, has, at)
         if reached > good and (longest >= NEVER or reached <= longest + (longest >> NEAR)):

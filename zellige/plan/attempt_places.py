@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SPLIT, BEST, SAND = range(3)
-"""The places of :attr:`AttemptPlaces.numbers`: split sequences, those of the best draft, and the work of fillers."""
+SPLIT, BEST, SAND, FULL = range(4)
+"""The places of :attr:`AttemptPlaces.numbers`: split sequences, those of the best draft, the work of fillers, and the
+attempts before the first draft that left a rank no room."""
 
 
 class Setting(NamedTuple):

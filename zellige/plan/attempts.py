@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zellige.plan.attempt_kernel import GOOD, NEAR
+from zellige.plan.attempt_kernel import GOOD, MAX_FULL, NEAR
 from zellige.plan.compiled import is_compiled
 from zellige.plan.drafts import draft_freely, faster, floored, polish
 from zellige.plan.search import Budget
@@ -22,8 +22,8 @@ MORE_ATTEMPTS = ((20, Floors(16, 1)), (20, Floors(12, 1)), (20, Floors(6, 1)), (
 
 
 def free_draft(problem: Problem, least: int, rungs: dict[str, tuple[Rung, ...]]) -> tuple[Draft | None, bool]:
-    """The best draft on rank sets that need not nest, for the engine that never waits for them; none where memory
-    binds, which the second value says.
+    """The best draft on rank sets that need not nest, for the engine that never waits for them; and whether memory
+    binds: the first attempts left a rank no room.
 
     The more ways the anchors are split, the more work and the more evenly they lie; each degree is tried as their
     least. No rank's time is below ``least`` under the ``rungs``.
@@ -43,8 +43,8 @@ def may_cross(problem: Problem) -> bool:
 
 
 def best_attempt(task: Task, trials: Trials, usual: int) -> tuple[Draft | None, bool]:
-    """The best of some attempts, and whether there is none because memory binds; those after the ``usual`` ones are
-    made where none of these is near."""
+    """The best of some attempts, and whether memory binds; those after the ``usual`` ones are made where none of these
+    is near."""
     if is_compiled():
         from zellige.plan.attempt_arrays import best_compiled, may_compile
 
@@ -57,6 +57,7 @@ def best_interpreted(task: Task, trials: Trials, usual: int) -> tuple[Draft | No
     """The best of the attempts, one after another, until one is good or, after the ``usual`` ones, near."""
     good = task.start + (task.start >> GOOD)
     best: Draft | None = None
+    full = 0
     seen: list[tuple[dict[str, int], dict[str, tuple[Rung, ...]]]] = []
     for number, (anchors, floors) in enumerate(trials):
         if number >= usual and best is not None and best.longest <= task.start + (task.start >> NEAR):
@@ -66,8 +67,9 @@ def best_interpreted(task: Task, trials: Trials, usual: int) -> tuple[Draft | No
             continue
         seen.append((anchors, fronts))
         found, binds = draft_freely(task, anchors, fronts, best.longest if best else NEVER)
-        if binds and best is None:
-            return None, True
+        full += binds and best is None
+        if full == MAX_FULL:
+            break
         if found is None:
             continue
         if found.longest > good and (best is None or found.longest <= best.longest + (best.longest >> NEAR)):
@@ -75,4 +77,4 @@ def best_interpreted(task: Task, trials: Trials, usual: int) -> tuple[Draft | No
         best = faster(best, found)
         if found.longest <= good:
             break
-    return best, False
+    return best, full > 0

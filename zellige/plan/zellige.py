@@ -271,7 +271,7 @@ def _on_free_sets(
         return drafts, binds
     left_over = leftover_draft(problem, family.least, rungs)
     drafts += [left_over] if left_over is not None else []
-    if free is not None and not known.is_near(min([_step(problem, draft) for draft in drafts]), NEAR):
+    if free is not None and not (binds or known.is_near(min([_step(problem, draft) for draft in drafts]), NEAR)):
         known.search(_step(problem, free))
         drafts += _laid(problem, family, rungs, known, free)
     return drafts, binds
