@@ -52,13 +52,16 @@ SCARCE = 8
 """Where fillers are less than this part of all time (an eighth), anchors fill ranks one after another, not evenly."""
 
 
-def draft(task: Task, anchors: dict[str, int], *, binds: bool) -> Draft | None:
-    """A draft with the given number of anchors of each bucket; None where memory leaves no place for something."""
+def draft(task: Task, anchors: dict[str, int], *, binds: bool, floor: int = 0) -> Draft | None:
+    """A draft with the given number of anchors of each bucket; None where memory leaves no place for something.
+
+    ``floor`` is the only least degree of anchors that pods try, and these are then not filled node by node.
+    """
     pods = make_pods(task, anchors)
     densities = densities_of(task) if binds else None
     sand = sand_of(task, anchors, densities or ())
     scarce = SCARCE * sand.work < task.start * task.problem.cluster.num_ranks
-    placed = _place_anchors(task, anchors, pods, sand, densities, tight=scarce and not binds)
+    placed = _place_anchors(task, anchors, pods, sand, densities, tight=scarce and not binds, floor=floor)
     if placed is None:
         return None
     lower = placed[0].found.lower if len(placed) == 1 else task.start
@@ -235,6 +238,7 @@ def _place_anchors(
     densities: tuple[int, ...] | None,
     *,
     tight: bool,
+    floor: int,
 ) -> list[Placed] | None:
     """What was found for each pod; None where memory allows nothing."""
     members = members_of(task, anchors)
@@ -242,11 +246,12 @@ def _place_anchors(
     known: dict[PodKey, Found | None] = {}
     freely: set[PodKey] = set()
     may_overlap = len(pods) > 1 and densities is None and task.problem.engine == "coalesced"
-    covers = _covers(task, anchors, sand) if may_overlap else []
+    covers = _covers(task, anchors, sand) if may_overlap and not floor else []
+    floors = (floor,) if floor else POD_FLOORS
 
     def search(key: PodKey, pod: Pod, mine: Sequence[Anchor], budget: Budget, *, tight: bool) -> None:
         if may_overlap:
-            placed = _freely_on_pod(task, pod, mine, key[2], covers)
+            placed = _freely_on_pod(task, pod, mine, key[2], floors, covers)
             if placed is not None:
                 known[key] = placed
                 freely.add(key)
@@ -296,12 +301,12 @@ def _every_rung(task: Task, name: str) -> tuple[Rung, ...]:
 
 
 def _freely_on_pod(
-    task: Task, pod: Pod, mine: Sequence[Anchor], work: int, covers: Sequence[NodeCover]
+    task: Task, pod: Pod, mine: Sequence[Anchor], work: int, floors: Sequence[int], covers: Sequence[NodeCover]
 ) -> Found | None:
     """The best placement on a pod's rank sets that need not nest."""
     best: tuple[Chosen, int] | None = None
     usable, least = _on_pod(mine, pod, fastest=True), 0
-    for floor in POD_FLOORS:
+    for floor in floors:
         by_name = {name: front(rungs, floor=floor) for name, rungs in dict(usable).items()}
         fronts = [by_name[anchor.bucket] for anchor in mine]
         search = FreeSearch(pod.num_nodes, pod.per_node, fronts, work)

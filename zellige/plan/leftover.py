@@ -6,8 +6,11 @@ ranks run eight. Then each rank runs seven, and the four clips that are left ove
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zellige.plan.attempts import best_attempt, may_cross
 from zellige.plan.chain import calls_ns
+from zellige.plan.drafts import draft
 from zellige.plan.search import Budget
 from zellige.plan.task import MAX_ANCHORS, Draft, Floors, Task, anchors_of
 from zellige.problem import Problem, Rung
@@ -35,17 +38,34 @@ def leftover_draft(problem: Problem, least: int, rungs: dict[str, tuple[Rung, ..
     dealt = _dealt(task)
     if not dealt:
         return None
-    num_ranks, most = problem.cluster.num_ranks, MAX_ANCHORS
+    rest = _rest(task, dealt)
+    one = {**{name: number for name, number in rest.items() if name not in dealt}, dealt[0]: 1}
+    trials = [(one, Floors(1, 1, ONE_FLOOR)), *[(rest, Floors(1, 1, floor)) for floor in FLOORS]]
+    found = [each for trial in trials if (each := best_attempt(task, [trial], 1)[0]) is not None]
+    return min(found, key=lambda each: each.longest + calls_ns(problem, each.rounds), default=None)
+
+
+def leftover_in_pods(task: Task) -> list[Draft]:
+    """Drafts of many ranks that split what is left over, in pods, under each least degree."""
+    dealt = _dealt(task)
+    rest = _rest(task, dealt)
+    if not dealt or not rest:
+        return []
+    found = [draft(task, rest, binds=False, floor=floor) for floor in FLOORS]
+    return [each for each in found if each is not None]
+
+
+def _rest(task: Task, dealt: Sequence[str]) -> dict[str, int]:
+    """Long sequences, and those that are left over when a number that all ranks can have is dealt out."""
+    num_ranks = task.problem.cluster.num_ranks
+    most = MAX_ANCHORS * max(1, num_ranks // 32)
     rest = {name: number for name, number in anchors_of(task, SHARE).items() if name not in dealt}
-    one = {**rest, dealt[0]: 1}
     for name in dealt:
         left = min(task.numbers[name] % num_ranks, most)
         most -= left
         if left:
             rest[name] = left
-    trials = [(one, Floors(1, 1, ONE_FLOOR)), *[(rest, Floors(1, 1, floor)) for floor in FLOORS]]
-    found = [draft for trial in trials if (draft := best_attempt(task, [trial], 1)[0]) is not None]
-    return min(found, key=lambda draft: draft.longest + calls_ns(problem, draft.rounds), default=None)
+    return rest
 
 
 def _dealt(task: Task) -> list[str]:

@@ -15,7 +15,7 @@ from zellige.plan.chain import calls_ns
 from zellige.plan.choice import choose, expected_step_ns
 from zellige.plan.drafts import draft, polish
 from zellige.plan.laid import laid_draft
-from zellige.plan.leftover import leftover_draft
+from zellige.plan.leftover import leftover_draft, leftover_in_pods
 from zellige.plan.refuted import BlocksBound, Effort, Reach
 from zellige.plan.restarts import restarted
 from zellige.plan.search import Budget
@@ -253,6 +253,10 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
         if fastest is not None and _is_near(problem, family, known, fastest):
             break
     drafts = attempt.drafts
+    if problem.cluster.num_ranks > ONE_POD and problem.engine == "coalesced" and family.limit:
+        nearest = min(drafts, key=lambda draft: _step(problem, draft), default=None)
+        if nearest is None or not _is_near(problem, family, known, nearest):
+            drafts = [*drafts, *leftover_in_pods(task)]
     if drafts and problem.engine == "coalesced" and problem.cluster.num_ranks <= MOST_RANKS:
         best = min(drafts, key=_longest)
         if best.split and best.longest > family.least + (family.least >> GOOD) and id(best) not in moved:
