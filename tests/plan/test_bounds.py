@@ -8,6 +8,8 @@ from itertools import product
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracle.brute_force import (
     MIB,
     Way,
@@ -29,10 +31,12 @@ from zellige.plan.bounds import (
     bound_with_calls,
     canonical_bound,
     indivisible_bound,
+    whole_time,
 )
 from zellige.prices import Price
 from zellige.shards import ParallelConfig
 from zellige.sources import build_problem
+from zellige.spreads import WorkFront
 from zellige.workload import Clip, build_batch
 
 WHOLE = ParallelConfig()
@@ -104,16 +108,41 @@ def test_the_canonical_bound_is_the_least_time_of_its_definition(engine: Engine,
 @pytest.mark.parametrize("seed", SEEDS)
 def test_shared_calls_join_the_bound_as_often_as_a_plan_must_make_them(seed: int) -> None:
     """The least over ring rounds of B3's definition with such options, and the calls of the fewest rounds of that kind:
-    0, 1, 2, 3 or 4."""
+    0, 1, 2, 3 or 4. For 0, not below what whole sequences take on so many ranks."""
     for problem in instances("coalesced", seed):
         value = bound_with_calls(problem)
         cluster = problem.cluster
         reached = []
         for fewest, most in ((0, 0), (1, 1), (2, 2), (3, 4)):
             spent = calls_ns(problem, cluster.num_ranks, cluster.num_nodes, fewest) if fewest else 0
-            reached.append(admits(problem, value - spent, most))
-            assert not admits(problem, value - 1 - spent, most)
+            whole = 0 if fewest else crowded(problem)
+            reached.append(admits(problem, value - spent, most) and value >= whole)
+            assert not (admits(problem, value - 1 - spent, most) and value - 1 >= whole)
         assert any(reached)
+
+
+def crowded(problem: Problem) -> int:
+    """The most that k + 1 of the k*N + 1 longest sequences take whole, one by one: some rank has so many."""
+    times = [problem.whole(bucket).floor_ns for bucket, count in problem.counts.items() for _ in range(count)]
+    times.sort(reverse=True)
+    ranks = problem.cluster.num_ranks
+    return max(sum(times[k * ranks - k : k * ranks + 1]) for k in range(len(times)) if k * ranks < len(times))
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 30)), min_size=1, max_size=2), st.integers(1, 4))
+def test_whole_sequences_take_no_less_than_their_crowded_rank(kinds: list[tuple[int, int]], num_ranks: int) -> None:
+    """Against all ways to deal them out."""
+    times = [time for count, time in kinds for _ in range(count)]
+    best = min(
+        max(sum(time for time, rank in zip(times, ranks, strict=True) if rank == each) for each in range(num_ranks))
+        for ranks in product(range(num_ranks), repeat=len(times))
+        if ranks[0] == 0
+    )
+    bound = whole_time([(count, WorkFront((time,), (time,))) for count, time in kinds], num_ranks)
+    assert max(times) <= bound <= best
+    if len({time for _, time in kinds}) == 1:
+        assert bound == best
 
 
 def test_calls_alone_keep_a_bound_from_the_optimum_of_free_calls() -> None:

@@ -32,12 +32,12 @@ def test_no_bound_exceeds_the_optimum_over_any_rank_sets(engine: Engine, seed: i
 
 
 def whole_alone(number: int, time_ns: int, num_ranks: int) -> Problem:
-    """Equal sequences that can't be split."""
+    """Equal sequences that can't be split, under an engine whose B3 divides them all the same."""
     return synthetic_problem(
         {"16x16x1": {(WHOLE, 1): make_price(time_ns, kept=1)}},
         {"16x16x1": number},
         small_cluster(num_ranks),
-        "coalesced",
+        "per_sequence",
     )
 
 
@@ -69,7 +69,7 @@ def test_beyond_its_ranks_the_known_bound_stays() -> None:
 
 def test_a_plan_is_certified_or_left_as_it_is() -> None:
     problem = whole_alone(13, 100, 4)
-    plan = plan_batch(problem, "zellige", "coalesced")
+    plan = plan_batch(problem, "zellige", "per_sequence")
     found = certify(problem, plan)
     assert (found.bound_ns, found.bound, found.gap) == (400, NAME, 0.0)
     assert found.blocks_bound_ns == 400
@@ -77,7 +77,7 @@ def test_a_plan_is_certified_or_left_as_it_is() -> None:
     assert certify(problem, found) is found
     memory = msgspec.structs.replace(problem.memory, usable_bytes=problem.memory.base_bytes + 1)
     over = dataclasses.replace(problem, memory=memory)
-    unfit = plan_batch(over, "dp", "coalesced")
+    unfit = plan_batch(over, "dp", "per_sequence")
     assert not unfit.fits
     assert certify(over, unfit) is unfit
 
