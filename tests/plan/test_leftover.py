@@ -1,4 +1,4 @@
-"""What is left over when whole sequences are dealt out evenly: split where that pays, alike compiled and interpreted."""
+"""What is left over when whole sequences are dealt out evenly: split where it pays, compiled and interpreted alike."""
 
 from __future__ import annotations
 
