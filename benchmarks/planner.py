@@ -5,9 +5,10 @@
 
 Suites: ``paper`` (the 24 batches of arXiv 2608.01150, inferred), ``random16`` and ``random32`` (4, 8 or 12 videos with
 50, 200 or 400 images, light to heavy), ``slow`` (the same 16 ranks with an eighth of the link and network bandwidth),
-``memory`` (usable memory scaled until whole sequences fill 70 to 95 % of it), ``scale`` (64 to 4,096 ranks), ``curve``
-(1,024 ranks, 4,000 to 64,000 images). Seed 0 is the one on which the planner's settings were chosen; any other draws
-clips that it has not seen (all suites but ``paper``, which has none to draw).
+``memory`` (usable memory scaled until whole sequences fill 70 to 95 % of it), ``alike`` (8, 16 or 32 ranks, one to three
+shapes of clips, up to eight a rank of each), ``scale`` (64 to 4,096 ranks), ``curve`` (1,024 ranks, 4,000 to 64,000
+images). Seed 0 is the one on which the planner's settings were chosen; any other draws clips that it has not seen (all
+suites but ``paper``, which has none to draw).
 
 ``zellige`` runs in compiled loops where numba is installed (``--interpreted``: without; the plans are the same).
 
@@ -62,6 +63,8 @@ VIDEOS = {
     "mixed": [(832, 480, 81), (1280, 720, 81), (1280, 720, 161), (1920, 1080, 81)],
     "heavy": [(1280, 720, 161), (1920, 1080, 161), (1920, 1080, 241)],
 }
+ALIKE = [(512, 512, 1), (1024, 1024, 1), *dict.fromkeys(VIDEOS["light"] + VIDEOS["mixed"])]
+ALIKE_DRAWS = 8
 PAPER = ("paper-10s-low", "paper-10s-high", "paper-15s-a800x16", "paper-15s-a6000x32")
 SHARES = (35, 40, 45, 50, 55, 60)
 USES = (0.70, 0.80, 0.85, 0.90, 0.95)
@@ -133,6 +136,8 @@ def suite_problems(suite: str, seed: int = 0) -> Iterator[tuple[str, Problem]]:
         yield from random_problems(suite, load_cluster("a800x16"), seed)
     elif suite == "random32":
         yield from random_problems(suite, sized(load_cluster("a800x16"), 32), seed)
+    elif suite == "alike":
+        yield from alike_problems(seed)
     elif suite == "scale":
         for num_ranks in SCALES:
             cluster = sized(load_cluster("a800x16"), num_ranks)
@@ -162,6 +167,24 @@ def random_problems(suite: str, cluster: Cluster, seed: int) -> Iterator[tuple[s
                     continue
                 for use in USES:
                     yield f"{name}@{use:.2f}", with_use(problem, use)
+
+
+def alike_problems(seed: int) -> Iterator[tuple[str, Problem]]:
+    """Batches of few shapes, whose whole clips fill ranks unevenly; what no memory holds is left out."""
+    for num_ranks, number in itertools.product((8, 16, 32), (1, 2, 3)):
+        for draw in range(ALIKE_DRAWS):
+            chance = random.Random(f"alike/{num_ranks}/{number}/{draw}" + (f"/{seed}" if seed else ""))
+            clips = [
+                Clip(id=f"{width}x{height}x{frames}-{index}", width=width, height=height, num_frames=frames)
+                for width, height, frames in chance.sample(ALIKE, number)
+                for index in range(chance.randint(1, chance.choice((num_ranks // 2, 2 * num_ranks, 8 * num_ranks))))
+            ]
+            batch, _ = build_batch("alike", clips, load_model(MODEL))
+            problem = build_problem(batch, cluster=sized(load_cluster("a800x16"), num_ranks), model=MODEL)
+            counts = "+".join(f"{count}x{bucket.name}" for bucket, count in problem.counts.items())
+            needed = sum(problem.whole(bucket).kept_bytes * count for bucket, count in problem.counts.items())
+            if needed < 0.7 * num_ranks * problem.memory.room_bytes:
+                yield f"{num_ranks}:{counts}", problem
 
 
 def mixed_problem(cluster: Cluster, videos: int, images: int, kind: str, seed: int) -> Problem:
