@@ -7,8 +7,8 @@ Suites: ``paper`` (the 24 batches of arXiv 2608.01150, inferred), ``random16`` a
 50, 200 or 400 images, light to heavy), ``slow`` (the same 16 ranks with an eighth of the link and network bandwidth),
 ``memory`` (usable memory scaled until whole sequences fill 70 to 95 % of it), ``alike`` (8, 16 or 32 ranks, one to
 three shapes of clips, up to eight a rank of each), ``scale`` (64 to 4,096 ranks), ``curve`` (1,024 ranks, 4,000 to
-64,000 images). Seed 0 is the one on which the planner's settings were chosen; any other draws clips that it has not seen (all
-suites but ``paper``, which has none to draw).
+64,000 images). Seed 0 is the one on which the planner's settings were chosen; any other draws clips that it has not
+seen (all suites but ``paper``, which has none to draw).
 
 ``zellige`` runs in compiled loops where numba is installed (``--interpreted``: without; the plans are the same).
 
