@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 
 settings.register_profile("zellige", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("zellige")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of compiled loops, which say so in their names, go to one process, and first.
+
+    Compiling takes a minute, and two processes would compile the same at once. xdist's own groups (3.8) name tests in a
+    way that pytest 9.2 no longer lets them.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneCompiles(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "compiled" if "compiled" in nodeid else nodeid
+
+    return OneCompiles(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

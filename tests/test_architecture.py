@@ -85,6 +85,7 @@ TOP = (
     "train",
     "importers",
     "cli_arguments",
+    "cli_streams",
     "cli_support",
     "cli_compare",
     "cli_execute",
@@ -109,7 +110,8 @@ HEAVY = {"torch", "ortools", "scipy", "networkx"}
 
 CLI_ROOTS = {"errors", "cli_arguments", "cli_support"}
 ONLY_LAZILY = {
-    "cli": CLI_ROOTS | {"cli_compare", "cli_execute", "cli_explore", "cli_measure", "cli_plan", "cli_run"},
+    "cli": CLI_ROOTS
+    | {"cli_compare", "cli_execute", "cli_explore", "cli_measure", "cli_plan", "cli_run", "cli_streams"},
     "cli_compare": CLI_ROOTS,
     "cli_execute": CLI_ROOTS,
     "cli_explore": CLI_ROOTS,
@@ -118,6 +120,7 @@ ONLY_LAZILY = {
     "cli_run": CLI_ROOTS,
     "cli_support": {"errors"},
     "cli_arguments": {"errors"},
+    "cli_streams": {"errors"},
 }
 """Modules that import the rest of the package inside function bodies only, and what they may load at once."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from zellige.cli_explore import catalog_app, cut_command, prices_command, theory
 from zellige.cli_measure import profile_command, validate_command
 from zellige.cli_plan import plan_command
 from zellige.cli_run import simulate_command
+from zellige.cli_streams import guarded_streams
 from zellige.cli_support import (
     BucketsOption,
     CheckpointChoice,
@@ -153,23 +153,29 @@ app.add_typer(catalog_app, name="catalog")
 
 def main() -> None:
     """Run the command line; the console script's entry point."""
-    wants_json = "--json" in sys.argv
+    with guarded_streams():
+        status = _run(wants_json="--json" in sys.argv)
+    sys.exit(status)
+
+
+def _run(wants_json: bool) -> int:
+    """The exit status of the command that ``sys.argv`` names; errors are printed."""
     try:
-        status = app(prog_name="zellige-sim", standalone_mode=False)
-        sys.exit(status if isinstance(status, int) else 0)
+        try:
+            status = app(prog_name="zellige-sim", standalone_mode=False)
+        finally:
+            sys.stdout.flush()
+        return status if isinstance(status, int) else 0
     except ParserError as misuse:
         print_error(misread(misuse), wants_json)
-        sys.exit(UsageError.exit_code)
+        return UsageError.exit_code
     except ZelligeError as error:
         print_error(error, wants_json)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return error.exit_code
     except Exception as error:
         bug = InternalError(f"{type(error).__name__}: {error}", where=last_frame(error))
         print_error(bug, wants_json)
-        sys.exit(bug.exit_code)
+        return bug.exit_code
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
-"""What commands refuse before they start: options given twice or empty, and results that would replace an input."""
+"""What commands refuse before they start: options given twice or empty, results that would replace an input or have no
+place."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
-from zellige.errors import UsageError
+from zellige.errors import FileError, UsageError
 
 ParserError: type[Exception] = typer.BadParameter.__bases__[0]
 """What typer raises for arguments that it cannot parse."""
@@ -87,6 +90,33 @@ def refuse_overwriting(outputs: dict[str, Path | None], inputs: Iterable[str]) -
             if _same(path, there):
                 raise UsageError(f"{other} and {option} are both {path}", fix="a name for each")
         written[option] = path
+
+
+def require_places(files: Mapping[str, Path | None], folders: Mapping[str, Path | None] = MappingProxyType({})) -> None:
+    """Raise :class:`FileError` for outputs, by their options, that could not be written once the work is done.
+
+    ``folders`` are made when needed; files may lie in them.
+    """
+    from zellige.files import require_folder_place, require_place
+
+    made = [path for path in folders.values() if path is not None]
+    for option, path in files.items():
+        if path is not None and not any(_same(path.parent, folder) for folder in made):
+            with _naming(option):
+                require_place(path)
+    for option, path in folders.items():
+        if path is not None:
+            with _naming(option):
+                require_folder_place(path)
+
+
+@contextlib.contextmanager
+def _naming(option: str) -> Iterator[None]:
+    try:
+        yield
+    except FileError as error:
+        error.where = option
+        raise
 
 
 def _same(one: Path, other: Path) -> bool:

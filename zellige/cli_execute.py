@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zellige.cli_arguments import refuse_overwriting
+from zellige.cli_arguments import refuse_overwriting, require_places
 from zellige.cli_support import MAX_SEED, JsonOption, PricesOption, print_json, print_lines, say
 from zellige.errors import MissingExtraError, PreflightError, UsageError
 
@@ -123,6 +123,7 @@ def execute_command(
     """Run a plan on processes of this machine, one a rank, and measure it with the program's span names."""
     _refuse_unused(context, TRAINING_ONLY if attention_only else ATTENTION_ONLY, attention_only)
     refuse_overwriting({"--trace": trace, "--out": out}, [plan, prices])
+    require_places({"--trace": trace}, {"--out": out})
     common = {"dtype": dtype.value, "seed": seed, "backend": backend.value, "transport": transport.value}
     if attention_only:
         result, lines = _attention(plan, prices, shrink, layers, verify, timeout, common)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from zellige.cli_arguments import StrictCommand, help_alone, refuse_overwriting
+from zellige.cli_arguments import StrictCommand, help_alone, refuse_overwriting, require_places
 from zellige.cli_support import (
     BatchArgument,
     BatchArguments,
@@ -34,6 +34,7 @@ from zellige.cli_support import (
     require_one_setting,
     warn_drops,
 )
+from zellige.errors import UsageError
 
 
 def cut_command(
@@ -97,6 +98,7 @@ def prices_command(
     from zellige.units import count_of
 
     refuse_overwriting({"-o": output}, [batch, cluster, model, buckets])
+    require_places({"-o": output})
     options = planning_options(cluster, model, ShardingChoice.ZERO3, checkpoint, None, buckets, keep_fps, "")
     table = stamped(build_problems(read_source(batch, options), options, warn_drops)[0].prices)
     if output is not None:
@@ -155,7 +157,12 @@ def catalog_list_command(
 
 @catalog_app.command("show", cls=StrictCommand)
 def catalog_show_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A bundled name.", autocompletion=complete_catalog)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[NAME]", help="A bundled name; --errors does without.", autocompletion=complete_catalog
+        ),
+    ] = "",
     errors: Annotated[
         str, typer.Option("--errors", metavar="TABLE", help="Analytic prices against this measured table, by term.")
     ] = "",
@@ -172,6 +179,8 @@ def catalog_show_command(
         else:
             print_lines(error_lines(found))
         return
+    if not name:
+        raise UsageError("show needs a name", fix="zellige-sim catalog list shows all of them; or --errors TABLE")
     from zellige.catalog import catalog_text
     from zellige.files import decode_toml
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from zellige.cli_arguments import refuse_overwriting
+from zellige.cli_arguments import refuse_overwriting, require_places
 from zellige.cli_support import (
     BatchArgument,
     CheckpointChoice,
@@ -23,7 +23,7 @@ from zellige.cli_support import (
     say,
     warn_drops,
 )
-from zellige.errors import FileError, UsageError
+from zellige.errors import UsageError
 
 
 class DeviceChoice(enum.StrEnum):
@@ -71,9 +71,8 @@ def profile_command(
         return
     if out is None:
         raise UsageError("a table needs a place", fix="--out table.json (or --estimate)")
-    if out.is_dir():
-        raise FileError(f"{str(out)!r} is a folder", where="--out", fix="--out table.json")
     refuse_overwriting({"--out": out}, [batch, cluster, model])
+    require_places({"--out": out})
     from zellige.files import readable_json, write_text
     from zellige.measuring import measure_table, measuring_setting, own_device
     from zellige.prices import stamped
@@ -153,9 +152,9 @@ def validate_command(
     """Predicted against measured, for real: run plans here and say how far to trust the order of plans."""
     from zellige.measuring import Wanted, run_validation
     from zellige.validation_plans import POLICIES
-    from zellige.validation_report import validation_lines, validation_tables
 
     refuse_overwriting({"--save": save, "--write-interference": interference}, [batch, prices, measured, model])
+    require_places({"--write-interference": interference}, {"--save": save})
     wanted = Wanted(
         batch=batch,
         prices=prices,
@@ -176,6 +175,12 @@ def validate_command(
     if json:
         print_json(report)
         return
+    _print_validation(report)
+
+
+def _print_validation(report: Any) -> None:
+    from zellige.validation_report import validation_lines, validation_tables
+
     for setup in report.setups:
         print_lines(validation_lines(setup))
         for table in validation_tables(setup):

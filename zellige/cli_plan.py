@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zellige.cli_arguments import refuse_overwriting
+from zellige.cli_arguments import refuse_overwriting, require_places
 from zellige.cli_support import (
     BatchArguments,
     BatchesOption,
@@ -88,6 +88,8 @@ def plan_command(
     if ahead is not None and not stream:
         raise UsageError("--ahead is for --stream", fix="leave it out")
     refuse_overwriting({"-o": output}, [*arguments, prices, cluster, model, buckets])
+    if not stream:
+        require_places({"-o": output})
     options = planning_options(
         cluster, model, sharding, checkpoint, engine, buckets, keep_fps, prices, usp, knapformer, batches, seed,
         settings, device, reserve,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zellige.cli_arguments import refuse_overwriting
+from zellige.cli_arguments import refuse_overwriting, require_places
 from zellige.cli_support import (
     MAX_SEED,
     AdditivityOption,
@@ -55,16 +55,17 @@ def simulate_command(
     from zellige.sources import Options
 
     refuse_overwriting({"--trace": trace, "--kineto": kineto}, [plan, cluster, model])
+    require_places({"--trace": trace}, {"--kineto": kineto})
     loaded = load_plan(plan)
     options = Options(cluster=cluster, model=model, settings=tuple(settings or ()), device=device, reserve=reserve)
     problem = runnable_problem(loaded, plan, options)
     traced = trace is not None or kineto is not None
     how = simulation_options(fidelity, jitter, replicas, seed, additivity=additivity, state=not no_state, trace=traced)
     done = simulate_plan(loaded, problem, how)
-    if trace is not None:
-        _write_trace(trace, done.trace)
     if kineto is not None:
         _write_kineto(kineto, done.trace)
+    if trace is not None:
+        _write_trace(trace, done.trace)
     if json:
         print_json(done.answer)
         return

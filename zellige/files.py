@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import hashlib
 import os
 import re
@@ -185,6 +186,46 @@ def make_folder(path: Path) -> None:
         raise FileError(f"cannot make the folder {str(path)!r}: {error}", fix=ANOTHER_PLACE) from None
 
 
+def require_place(path: Path) -> None:
+    """Raise :class:`FileError` where :func:`write_bytes` would fail, before there is anything to write; writes nothing.
+
+    Disks that fill up later, and pipes and devices that take nothing, are found when they are written to.
+    """
+    try:
+        target = path.resolve()
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "Is a directory")
+        if not target.exists() or target.is_file():
+            _try_to_make(target)
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from None
+
+
+def require_folder_place(path: Path) -> None:
+    """Raise :class:`FileError` where a folder cannot be made, or nothing can be made in one that is there."""
+    try:
+        target = path.resolve()
+        there = next(above for above in (target, *target.parents) if above.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{str(there)!r} is a file")
+        _try_to_make(there / target.name)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"cannot make the folder {str(path)!r}: {reason}", fix=ANOTHER_PLACE) from None
+
+
+def _try_to_make(path: Path) -> None:
+    """Make, and take away, the temporary file that a file would be written to."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(descriptor)
+    os.unlink(temporary)
+
+
+def _unwritable(path: Path, error: OSError | ValueError) -> FileError:
+    reason = getattr(error, "strerror", None) or error
+    return FileError(f"cannot write {str(path)!r}: {reason}", fix=ANOTHER_PLACE)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file in one step: to a temporary file beside it, then a rename."""
     try:
@@ -206,10 +247,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             return
         with _replacing(path) as handle:
             handle.write(content)
-    except OSError as error:
-        raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}", fix=ANOTHER_PLACE) from None
-    except ValueError as error:
-        raise FileError(f"cannot write {str(path)!r}: {error}", fix=ANOTHER_PLACE) from None
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from None
 
 
 @contextlib.contextmanager

@@ -40,9 +40,11 @@ class SweepFile:
         self._policies = header.policies
         self._header = canonical_json(header) + b"\n"
         self.num_batches = 0
-        if path.exists() and not path.is_file():
-            raise FileError(f"{str(path)!r} is not a regular file", fix="results go on where they stopped: name a file")
         try:
+            if path.exists() and not path.is_file():
+                raise FileError(
+                    f"{str(path)!r} is not a regular file", fix="results go on where they stopped: name a file"
+                )
             path.touch()
             self._repair(header)
         except OSError as error:

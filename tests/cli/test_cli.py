@@ -229,6 +229,7 @@ def test_every_command_takes_json(run: Run) -> None:
         for part, command in parts.items():
             assert "--json" in {flag for parameter in command.params for flag in parameter.opts}, f"{name} {part}"
     assert run("catalog", "show", "a800x8", "--json").json["schema"] == "zellige.cluster/1"
+    assert "--errors TABLE" in run("catalog", "show", "--json").error["fix"]
     write("mixed.jsonl", MIXED)
     told = run("prices", "mixed.jsonl", *SETTING, "-o", "prices.json", "--json").json
     assert told == json.loads(Path("prices.json").read_text())

@@ -14,6 +14,7 @@ from command_line import SETTING, Run, write
 
 from zellige.cli_execute import require_host_memory
 from zellige.errors import PreflightError
+from zellige.exec import __main__ as exec_main
 from zellige.exec.metrics import read_metrics
 from zellige.files import decode_json
 from zellige.trace import Trace
@@ -112,6 +113,17 @@ def test_a_plan_trains_under_torchrun(run: Run) -> None:
     trace = decode_json(Path("trace.json").read_text(), Trace, "trace.json")
     assert trace.origin == "measured"
     assert {span.rank for span in trace.spans} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("output", [("--trace", "no/such/trace.json"), ("--out", "mix.jsonl/run")])
+def test_ranks_of_torchrun_refuse_outputs_without_a_place(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: tuple[str, str]
+) -> None:
+    """Before they meet: there is no store to meet at here."""
+    make_plan(run)
+    monkeypatch.setattr(sys, "argv", ["zellige.exec", "--plan", "plan.json", *output])
+    assert exec_main.main() == 4
+    assert f"error[ZL400] cannot {'write' if output[0] == '--trace' else 'make the folder'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("dtype", "each"), [("fp32", 16), ("bf16", 8)])

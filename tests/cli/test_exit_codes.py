@@ -130,6 +130,17 @@ def test_a_policy_without_any_plan_has_a_reason(run: Run) -> None:
     assert rows["usp"]["step_time_ns"] > 0
 
 
+@pytest.mark.parametrize("policy", ["zellige", "fcp", "disjoint", "joint"])
+def test_a_policy_without_any_plan_says_how_much_memory_is_missing(run: Run, policy: str) -> None:
+    """The figures of the error that planning this batch ends with."""
+    write("heavy.jsonl", '{"id": "clip", "width": 832, "height": 480, "num_frames": 81, "fps": 16, "count": 120}\n')
+    row = run("compare", "heavy.jsonl", *SETTING, "--policy", policy, "--json").json["rows"][0]
+    error = run("plan", "heavy.jsonl", *SETTING, "--policy", policy, "--json").error
+    assert row["step_time_ns"] is None
+    assert row["reason"] == "; ".join([error["message"], *error["details"].splitlines()])
+    assert re.search(r"keep at least \d+ GB .* all ranks together have 311 GB: [\d.]+ GB missing", row["reason"])
+
+
 def test_usage_errors_and_help(run: Run) -> None:
     assert run("compare").code == 2
     assert run("plan", "x.jsonl", "--sharding", "zero9").code == 2

@@ -26,7 +26,7 @@ from zellige.plan.micro_steps import (
     plan_one_step,
     policy_planner,
 )
-from zellige.plan.room import room_need
+from zellige.plan.room import room_need, without_plan
 from zellige.schedule import Schedule, schedule_digest
 
 SHORT = [(256, 256, 1), (832, 480, 33), (480, 832, 33), (832, 480, 81), (1280, 720, 81)]
@@ -198,6 +198,15 @@ def test_memory_proves_how_many_at_least_and_says_what_is_missing() -> None:
         plan_micro_steps(problem, planner, 2)
     assert "at least 3 micro-steps" in caught.value.fix
     assert plan_micro_steps(problem, planner).num_micro_steps == 3
+
+
+def test_a_policy_without_a_plan_says_what_memory_proves_and_no_more() -> None:
+    """Nothing is called impossible that memory does not prove so: the policy's own words, and the figures."""
+    proven = without_plan(make_problem([(832, 480, 81)] * 120), "nothing was found", "another policy")
+    assert "494 GB missing" in proven.details[0]
+    open_still = without_plan(make_problem([(832, 480, 81)] * 10), "nothing was found", "another policy")
+    assert (open_still.message, open_still.fix) == ("nothing was found", "another policy")
+    assert open_still.details == (room_need(make_problem([(832, 480, 81)] * 10)).proof,)
 
 
 def test_a_policy_that_splits_nothing_is_told_which_sequence_and_rank() -> None:

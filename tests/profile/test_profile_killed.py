@@ -45,6 +45,15 @@ table, done = profile(
 write_text(out, canonical_json(table).decode())
 """
 
+BRIEFLY = """
+from zellige.cli import main
+from zellige.profile import compute
+
+compute.BOX_NS = 20_000_000
+main()
+"""
+"""The command line, with fewer steps of each probe."""
+
 
 def started(command: list[str]) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
@@ -98,7 +107,7 @@ def test_a_real_profile_that_was_killed_goes_on(tmp_path: Path) -> None:
     clips, out = tmp_path / "clips.csv", tmp_path / "table.json"
     clips.write_text("id,width,height,num_frames,fps\na,256,256,1,16\n")
     command = [
-        sys.executable, "-m", "zellige.cli", "profile", str(clips), "--model", "tiny-dit", "--cluster", "cpux2",
+        sys.executable, "-c", BRIEFLY, "profile", str(clips), "--model", "tiny-dit", "--cluster", "cpux2",
         "--out", str(out), "--no-links",
     ]  # fmt: skip
     journal = journal_path(out)

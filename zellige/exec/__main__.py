@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from zellige.exec.training import (
     training_lines,
     training_session,
 )
-from zellige.files import decode_json, read_text, readable_json, write_text
+from zellige.files import decode_json, read_text, readable_json, require_folder_place, require_place, write_text
 from zellige.program import Program
 from zellige.units import count_of
 
@@ -53,6 +54,8 @@ def main() -> int:
     if (options.plan is None) == (options.program is None):
         parser.error("give a program, or --plan and a plan")
     try:
+        if os.environ.get("RANK", "0") == "0":
+            _require_places(options)
         return attend(options) if options.plan is None else train(options)
     except ZelligeError as error:
         print(error, file=sys.stderr)
@@ -72,6 +75,15 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="", help="folder of metrics and checkpoints")
     parser.add_argument("--save-every", type=int, default=0, help="steps between checkpoints; 0: none")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+
+
+def _require_places(options: argparse.Namespace) -> None:
+    """Raise :class:`zellige.errors.FileError` where what this rank writes in the end has no place."""
+    folder = Path(options.out) if options.out else None
+    if folder is not None:
+        require_folder_place(folder)
+    if options.trace is not None and options.trace.parent != folder:
+        require_place(options.trace)
 
 
 def attend(options: argparse.Namespace) -> int:

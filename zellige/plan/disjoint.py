@@ -21,9 +21,10 @@ from functools import cache
 
 from ortools.sat.python import cp_model
 
-from zellige.errors import InfeasibleError, TimeLimitError
+from zellige.errors import TimeLimitError
 from zellige.placement import Option, Placement, Plan, Problem, Solver, make_plan, rank_costs, require_placeable
 from zellige.plan.bounds import best_bound, canonical_bound
+from zellige.plan.room import without_plan
 from zellige.shards import ParallelConfig
 from zellige.units import MIB, ceil_div, format_time
 
@@ -87,7 +88,7 @@ class _Grouping:
 def plan_disjoint(problem: Problem) -> Plan:
     """The least makespan of any disjoint grouping that fits in memory; proved unless the limit comes first.
 
-    Raises :class:`InfeasibleError` where memory allows no grouping, :class:`TimeLimitError` where none was found.
+    Raises :class:`NoRoomError` where memory allows no grouping, :class:`TimeLimitError` where none was found.
     """
     require_placeable(problem)
     grouping = _solve(problem)
@@ -171,7 +172,9 @@ def _run(problem: Problem, model: cp_model.CpModel, tiling: _Tiling, unit: int) 
     solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
-        raise InfeasibleError("memory allows no disjoint groups for this batch", fix="a policy that splits one by one")
+        raise without_plan(
+            problem, "memory allows no disjoint groups for this batch", "a policy that splits one by one"
+        )
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise TimeLimitError("disjoint: CP-SAT found no grouping within its limit", fix="static, which needs no solver")
     placements, label = _decode(solver, problem, tiling)

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from zellige.errors import InfeasibleError
 from zellige.placement import Placement, Plan, Problem, Solver, make_plan, rank_costs, require_placeable
 from zellige.plan.bounds import best_bound
 from zellige.plan.groups import Amounts, GroupPrices, group_prices, lay_out, place, priced_splits
+from zellige.plan.room import without_plan
 from zellige.workload import Sequence as Clip
 
 MAX_DEALS = 8
@@ -38,7 +38,7 @@ NEVER = np.iinfo(np.int64).max
 def plan_fcp(problem: Problem) -> Plan:
     """The best number of groups, each with the degrees of the dynamic programme; the fewest groups among equals.
 
-    Raises :class:`InfeasibleError` where no degrees fit into memory.
+    Raises :class:`NoRoomError` where no degrees fit into memory.
     """
     require_placeable(problem)
     prices = group_prices(problem, priced_splits(problem))
@@ -52,7 +52,7 @@ def plan_fcp(problem: Problem) -> Plan:
             sizes = sorted({p.ranks: len(p.ranks) for p in placements}.values(), reverse=True)
             best = (costs.makespan_ns, placements, "groups of " + " + ".join(map(str, sizes)))
     if best is None:
-        raise InfeasibleError("memory allows no disjoint groups of any degrees", fix="a policy with micro-batches")
+        raise without_plan(problem, "memory allows no disjoint groups of any degrees", "a policy with micro-batches")
     solver = Solver(name="dynamic programme", status="heuristic")
     return make_plan(problem, "fcp", best[1], bound=best_bound(problem), solver=solver, notes=(best[2],))
 

@@ -34,6 +34,7 @@ from zellige.plan.counts import (
     rank_loads,
     time_unit,
 )
+from zellige.plan.room import without_plan
 from zellige.plan.two_stage import plan_zellige_paper
 from zellige.units import MIB, ceil_div, format_percent, format_time
 
@@ -261,10 +262,10 @@ def _solve(problem: Problem, pose: Pose, limits: Limits, *, with_memory: bool) -
     solver.parameters.relative_gap_limit = limits.relative_gap
     status = solver.solve(posed.model)
     if status == cp_model.INFEASIBLE:
-        raise InfeasibleError(
+        raise without_plan(
+            problem,
             "memory allows no placement of the batch",
-            where=f"{len(problem.batch.sequences)} sequences on {problem.cluster.num_ranks} ranks",
-            fix="more ranks, --sharding zero3, or fewer sequences a step",
+            "more ranks, --sharding zero3, or fewer sequences a step",
         )
     rounded_up = len(problem.batch.sequences) if unit > 1 else 0
     bound = max(1, (int(solver.best_objective_bound) - rounded_up) * unit)

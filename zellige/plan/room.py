@@ -73,6 +73,18 @@ def require_room(problem: Problem, num_micro_steps: int) -> None:
     )
 
 
+def without_plan(problem: Problem, message: str, fix: str) -> NoRoomError:
+    """The error of a policy that found no plan: memory's proof that there is none, or its message with what is needed.
+
+    The proof says how much is missing; where there is none, the batch would fit if memory could be spread at will.
+    """
+    try:
+        require_room(problem, 1)
+    except NoRoomError as proof:
+        return proof
+    return NoRoomError(message, details=(room_need(problem).proof,), fix=fix)
+
+
 def _smallest(problem: Problem, bucket: Bucket) -> Option:
     """The option that keeps the fewest bytes over all of its ranks, of those that fit alone (of all, if none does)."""
     options = problem.options[bucket.name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zellige.errors import NoRoomError
 from zellige.placement import Placement, Plan, Problem, Share, Solver, Tally, make_plan, require_placeable
 from zellige.plan.any_sets import Certificate
 from zellige.plan.attempt_kernel import CLOSE, GOOD, NEAR
@@ -18,6 +17,7 @@ from zellige.plan.laid import laid_draft
 from zellige.plan.leftover import leftover_draft, leftover_in_pods
 from zellige.plan.refuted import BlocksBound, Effort, Reach
 from zellige.plan.restarts import restarted
+from zellige.plan.room import without_plan
 from zellige.plan.search import Budget
 from zellige.plan.search_kernel import NEVER
 from zellige.plan.task import ONE_POD, Draft, Task, anchors_of, block_choices, make_task
@@ -84,7 +84,9 @@ def plan_zellige(problem: Problem) -> Plan:
     if not known.is_near(reached, GOOD):
         drafts += _uniform(problem, reached)
     if not drafts:
-        raise NoRoomError("memory allows no plan", fix="fewer sequences a step, more ranks, or more micro-steps")
+        raise without_plan(
+            problem, "no plan that fits was found", "fewer sequences a step, more ranks, or more micro-steps"
+        )
     fastest, _ = min(drafts, key=_makespan)
     if not known.is_near(fastest, NEAR):
         known.search(fastest)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from oracle.made_measurements import setting
-from oracle.made_runs import made_runs, suite_problem, suite_table
+from oracle.made_runs import made_runs
 
+from zellige import cli
 from zellige.calibration import Calibration
 from zellige.compare import compare
 from zellige.errors import InfeasibleError, ModelMismatchError, UsageError
@@ -26,11 +29,10 @@ from zellige.program import lower
 from zellige.replay import stages
 from zellige.sources import build_problem
 from zellige.trials import Runs, observe
-from zellige.validate import validate
+from zellige.validate import SetupReport, validate
 from zellige.validation_plans import (
     POLICIES,
     corners,
-    crowded,
     is_policy_plan,
     policy_plans,
     rotation,
@@ -38,21 +40,6 @@ from zellige.validation_plans import (
     suite_batch,
 )
 from zellige.validation_report import error_lines, validation_lines, validation_tables
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> PriceTable:
-    return suite_table("cpux8", tmp_path_factory.mktemp("tables"))
-
-
-@pytest.fixture(scope="module")
-def problem(table: PriceTable) -> Problem:
-    return suite_problem(table)
-
-
-@pytest.fixture(scope="module")
-def plans(problem: Problem) -> list[tuple[str, Plan]]:
-    return [*rotation(problem, 4), *corners(problem), *crowded(problem)]
 
 
 def test_the_rotation_meets_every_video_with_every_split(problem: Problem) -> None:
@@ -72,14 +59,13 @@ def test_the_rotation_meets_every_video_with_every_split(problem: Problem) -> No
     assert {p.ranks for p in crowd.placements if p.sequence.startswith("v")} == {(0,)}
 
 
-def test_perfect_observations_have_no_error(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
-    report = validate(made_runs(problem, plans), problem)
-    additive = report.models[0]
+def test_perfect_observations_have_no_error(perfect: SetupReport) -> None:
+    additive = perfect.models[0]
     assert additive.replay.worst == additive.memory.worst == 0
     assert (additive.order.kendall.mean, additive.order.tau_clear.mean, additive.order.regret) == (1, 1, 0)
     assert additive.order.threshold == 0.02
-    assert report.certain_right == report.certain > 0
-    assert report.noise == 0
+    assert perfect.certain_right == perfect.certain > 0
+    assert perfect.noise == 0
 
 
 def test_a_bias_is_an_error_and_no_disorder(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
@@ -99,23 +85,26 @@ def test_the_pace_of_the_machine_is_taken_out_unless_told_otherwise(
     assert raw.pace == pytest.approx(1.5, abs=0.01)
 
 
-def test_no_makespan_is_claimed_with_fewer_cores_than_ranks(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
+def test_no_makespan_is_claimed_with_fewer_cores_than_ranks(
+    problem: Problem, plans: list[tuple[str, Plan]], perfect: SetupReport
+) -> None:
     runs = msgspec.structs.replace(made_runs(problem, plans), cores=2)
     report = validate(runs, problem)
     assert report.models[0].wall is None
     assert report.models[0].wall_order is None
     assert "no makespan was measured" in report.basis
     assert "wall" not in " ".join(validation_lines(report))
-    assert validate(made_runs(problem, plans), problem).models[0].wall is not None
+    assert perfect.models[0].wall is not None
 
 
-def test_runs_read_back_and_reports_print(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
+def test_runs_read_back_and_reports_print(
+    problem: Problem, plans: list[tuple[str, Plan]], perfect: SetupReport
+) -> None:
     runs = made_runs(problem, plans)
     assert decode_json(canonical_json(runs).decode(), Runs, "runs") == runs
-    report = validate(runs, problem)
-    text = "\n".join(validation_lines(report))
+    text = "\n".join(validation_lines(perfect))
     assert all(name in text for name in MODELS)
-    assert validation_tables(report)[0].row_count == len(plans)
+    assert validation_tables(perfect)[0].row_count == len(plans)
     with pytest.raises(UsageError, match="say nothing about order"):
         validate(msgspec.structs.replace(runs, plans=runs.plans[:2], observed=runs.observed[:2]), problem)
     bare = build_problem(problem.batch, cluster="cpux8", model="tiny-dit")
@@ -123,7 +112,9 @@ def test_runs_read_back_and_reports_print(problem: Problem, plans: list[tuple[st
         validate(runs, bare)
 
 
-def test_policies_get_a_verdict_for_each_pair(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
+def test_policies_get_a_verdict_for_each_pair(
+    problem: Problem, plans: list[tuple[str, Plan]], perfect: SetupReport
+) -> None:
     policies = policy_plans(problem, POLICIES)
     assert not any(is_policy_plan(plan) for _, plan in plans)
     assert all(is_policy_plan(plan) for _, plan in policies)
@@ -137,7 +128,7 @@ def test_policies_get_a_verdict_for_each_pair(problem: Problem, plans: list[tupl
     assert all((pair.verdict == "certain") == (abs(pair.predicted - 1) > 1e-6) for pair in exact)
     lines = validation_lines(report)
     assert sum("order certain" in line or "order uncertain" in line for line in lines) == len(named)
-    assert not validate(made_runs(problem, plans), problem).policy_pairs
+    assert not perfect.policy_pairs
 
 
 def test_a_policy_without_a_plan_is_named_and_left_out(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +214,22 @@ def test_analytic_errors_by_term(table: PriceTable, tmp_path: Path) -> None:
     assert any("512 a token each" in line for line in error_lines(errors))
 
 
+def test_a_table_says_itself_for_which_cluster_it_is(
+    table: PriceTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``catalog show --errors TABLE`` needs no name, and takes none but the table's."""
+    path = tmp_path / "t.json"
+    path.write_text(readable_json(table))
+    for names, status in (((), 0), (("cpux8",), 0), (("cpux2",), 2)):
+        monkeypatch.setattr(sys, "argv", ["zellige-sim", "catalog", "show", *names, "--errors", str(path), "--json"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == status
+        told = capsys.readouterr()
+        schema = json.loads(told.err if status else told.out)["schema"]
+        assert schema == ("zellige.error/1" if status else "zellige.analytic_errors/1")
+
+
 def test_a_measured_table_plans_and_compares(problem: Problem) -> None:
     """Tables with laws stand in the keys of caches."""
     report = compare([problem], ("dp", "zellige"))
@@ -261,10 +268,12 @@ def test_a_table_of_another_machine_validates_nothing(table: PriceTable, tmp_pat
 def test_for_real_on_two_ranks(tmp_path: Path) -> None:
     """CPU time and order, never wall time: this machine may be shared."""
     batch = tmp_path / "batch.csv"
-    batch.write_text("id,width,height,num_frames,fps\nv,1280,720,5,16\nw,1280,720,5,16\n")
+    batch.write_text("id,width,height,num_frames,fps\nv,832,480,5,16\nw,832,480,5,16\n")
     said: list[str] = []
     report = run_validation(
-        Wanted(batch=str(batch), clusters=("cpux2",), plans=1, policies=(), repeats=3, save=tmp_path / "runs"),
+        Wanted(
+            batch=str(batch), clusters=("cpux2",), plans=1, policies=(), repeats=3, seconds=120, save=tmp_path / "runs"
+        ),
         lambda *_: None,
         said.append,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from oracle.made_runs import made_runs, suite_problem, suite_table
+from oracle.made_runs import made_runs
 
 from zellige.errors import FormatError, InvalidPlanError, ModelMismatchError, UsageError, ZelligeError
 from zellige.files import readable_json
@@ -18,11 +18,6 @@ from zellige.predictions import PlanPace, measured_calibration, plan_pace
 from zellige.recorded_runs import read_runs, recorded_cluster
 from zellige.trials import Observed, Runs
 from zellige.validation_plans import corners
-
-
-@pytest.fixture(scope="module")
-def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
-    return suite_problem(suite_table("cpux8", tmp_path_factory.mktemp("tables")))
 
 
 @pytest.fixture(scope="module")

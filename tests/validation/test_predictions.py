@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle.made_runs import made_runs, suite_problem, suite_table
+from oracle.made_runs import made_runs
 
 from zellige.calibration import Interference
 from zellige.errors import UsageError
@@ -26,7 +26,6 @@ from zellige.interference import (
 from zellige.measured_ops import outside_ns
 from zellige.placement import Plan, Problem, rank_costs
 from zellige.predictions import PlanPace, Predictor, interference_table, measured_calibration, predict_all
-from zellige.prices import PriceTable
 from zellige.program import lower
 from zellige.program_parts import PASSES
 from zellige.shards import WHOLE
@@ -34,25 +33,10 @@ from zellige.sim.options import SimOptions
 from zellige.sim.planned_work import in_proportion, planned_work_ns, without_wires
 from zellige.sim.simulate import program_prices, simulate
 from zellige.trials import Runs
-from zellige.validate import ModelReport, validate
-from zellige.validation_plans import corners, crowded, policy_plans, rotation
+from zellige.validate import ModelReport, SetupReport, validate
+from zellige.validation_plans import policy_plans, rotation
 
 QUIET = SimOptions(slowdown=0.0, state_traffic=False)
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> PriceTable:
-    return suite_table("cpux8", tmp_path_factory.mktemp("tables"))
-
-
-@pytest.fixture(scope="module")
-def problem(table: PriceTable) -> Problem:
-    return suite_problem(table)
-
-
-@pytest.fixture(scope="module")
-def plans(problem: Problem) -> list[tuple[str, Plan]]:
-    return [*rotation(problem, 4), *corners(problem), *crowded(problem)]
 
 
 def longer(runs: Runs, more: Callable[[Plan], list[int]]) -> Runs:
@@ -89,10 +73,9 @@ def test_interference_that_is_there_is_found_and_used(problem: Problem, plans: l
     assert calibration.interference.plans == len(plans)
 
 
-def test_interference_that_is_not_there_changes_nothing(problem: Problem, plans: list[tuple[str, Plan]]) -> None:
-    report = validate(made_runs(problem, plans), problem)
-    assert not report.interference_helps
-    assert report.models[2].replay.worst < 1e-3
+def test_interference_that_is_not_there_changes_nothing(perfect: SetupReport) -> None:
+    assert not perfect.interference_helps
+    assert perfect.models[2].replay.worst < 1e-3
 
 
 def terms(per_split: float, per_sequence: float, per_byte: float, per_step: float) -> Interference:
