@@ -272,12 +272,14 @@ def _on_free_sets(
     """Drafts on rank sets that need not nest, and whether memory binds; until one is near, those that split what is
     left over when sequences are dealt out evenly, and those around placements that the bound met."""
     free, binds = free_draft(problem, family.least, rungs)
-    drafts = [free] if free is not None else []
-    if free is not None and known.is_near(_step(problem, free), NEAR):
+    if free is None:
+        return [], binds
+    drafts = [free]
+    if known.is_near(_step(problem, free), NEAR):
         return drafts, binds
     left_over = leftover_draft(problem, family.least, rungs)
     drafts += [left_over] if left_over is not None else []
-    if free is not None and not (binds or known.is_near(min([_step(problem, draft) for draft in drafts]), NEAR)):
+    if not (binds or known.is_near(min([_step(problem, draft) for draft in drafts]), NEAR)):
         known.search(_step(problem, free))
         drafts += _laid(problem, family, rungs, known, free)
     return drafts, binds
