@@ -129,7 +129,13 @@ def _plan_one(
 ) -> None:
     from zellige.files import readable_json, write_text
     from zellige.placement import Plan
-    from zellige.plan.micro_steps import micro_steps_advice, plan_in_steps, plan_one_step, policy_planner
+    from zellige.plan.micro_steps import (
+        micro_steps_advice,
+        plan_in_steps,
+        plan_one_step,
+        policy_planner,
+        trial_planner,
+    )
     from zellige.profile.host import table_warnings
     from zellige.report import plan_lines, schedule_lines
     from zellige.schedule import Schedule
@@ -144,7 +150,8 @@ def _plan_one(
         )
     say(*table_warnings(problems[0].prices))
     problem, planner = policy_planner(problems[0], policy, options.engine)
-    result = plan_one_step(problem, planner) if steps == 1 else plan_in_steps(problem, planner, steps)
+    trial = trial_planner(policy, options.engine)
+    result = plan_one_step(problem, planner, trial) if steps == 1 else plan_in_steps(problem, planner, steps)
     certified: list[str] = []
     if certify and isinstance(result, Plan):
         result, certified = _certified(problem, result)
@@ -160,7 +167,7 @@ def _plan_one(
     else:
         print_lines([*lines, *certified, *([f"written to {output}"] if output else [])])
     if not result.fits:
-        say(f"one step does not hold the batch; try: {micro_steps_advice(problem, planner)}")
+        say(f"one step does not hold the batch; try: {micro_steps_advice(problem, trial)}")
         raise typer.Exit(1)
 
 

@@ -19,6 +19,7 @@ from zellige.plan import plan_batch
 from zellige.plan.any_sets import MOST_STATES, Sand, SetSearch, any_sets_bound
 from zellige.plan.any_sets_kernel import OPEN, PLACED, REFUTED, explore
 from zellige.plan.compiled import compiled, is_compiled, prefer_compiled
+from zellige.plan.rank_choice_kernel import next_choice, next_place
 from zellige.plan.set_places import KEPT_TARGET, NEXT_TARGET, NODES
 from zellige.spreads import Spread, spreads_of
 
@@ -195,10 +196,62 @@ def test_the_placement_that_is_kept_fits_below_its_target(case: Case) -> None:
     assert max(loads) <= target
 
 
-def test_many_nodes_that_are_alike_are_left_open_in_time() -> None:
+def test_many_nodes_that_are_alike_are_told_in_few_states() -> None:
     """Of 32 nodes of a rank, one choice of 16 differs from the others; 600 million are the same but for names."""
     spreads = [(Spread(16 * 10, 16, 10, True),) for _ in range(4)]
     search = without_buckets(32, 1, spreads)
     assert run(search, 20, 0, [160] * 4)[0] == PLACED
-    assert run(search, 19, 0, [160] * 4)[0] in (OPEN, REFUTED)
-    assert run(search, 21, 33, [160] * 4)[0] in (OPEN, REFUTED)
+    assert run(search, 19, 0, [160] * 4) == (REFUTED, 20)
+    assert run(search, 20, 1, [160] * 4) == (REFUTED, 21)
+    assert run(search, 21, 33, [160] * 4) == (REFUTED, 22)
+    assert search.array[search.places.numbers + NODES] < 20
+
+
+Node = tuple[int, ...]
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    kinds=st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), min_size=1, max_size=3),
+    picks=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    degree=st.integers(1, 10),
+    target=st.integers(1, 4),
+)
+def test_choices_of_ranks_are_all_that_differ_by_more_than_names(
+    kinds: list[list[int]], picks: list[int], degree: int, target: int
+) -> None:
+    """Against all sets of ranks; a choice is what the nodes hold after it, whichever they are."""
+    nodes = sorted(tuple(sorted(kinds[pick % len(kinds)])) for pick in picks)
+    size, per_node = 2 * len(nodes), 2
+    loads = [load for node in nodes for load in node]
+    if degree > size:
+        return
+    search = SetSearch(len(nodes), per_node, [(Spread(degree, degree, 1, True),)], Sand([], [], [0], []))
+    at, array = search.places, search.array
+    array[at.path_load : at.path_load + size] = loads
+    array[at.path_rung] = array[at.rung_first] - 1
+    wanted = set()
+    for ranks in combinations(range(size), degree):
+        if all(loads[rank] < target for rank in ranks):
+            after = [load + (rank in ranks) for rank, load in enumerate(loads)]
+            halves = [after[first : first + per_node] for first in range(0, size, per_node)]
+            wanted.add(tuple(sorted((node, tuple(sorted(half))) for node, half in zip(nodes, halves, strict=True))))
+    found = []
+    if next_place(0, target, 0, array, at):
+        found.append(after_choice(search, nodes))
+        while next_choice(0, array, at):
+            found.append(after_choice(search, nodes))
+    assert len(found) == len(set(found))
+    assert set(found) == wanted
+
+
+def after_choice(search: SetSearch, nodes: list[Node]) -> tuple[tuple[Node, Node], ...]:
+    """What the nodes hold before and after a choice of ranks, in order."""
+    at, array = search.places, search.array
+    after = [list(node) for node in nodes]
+    for place in range(array[at.path_count]):
+        node, load = array[at.class_node + place], array[at.class_load + place]
+        first = nodes[node].index(load)
+        for rank in range(first, first + array[at.class_taken + place]):
+            after[node][rank] += 1
+    return tuple(sorted((node, tuple(sorted(held))) for node, held in zip(nodes, after, strict=True)))

@@ -140,3 +140,15 @@ def test_hotspa_is_not_ahead_where_ranks_wait_for_each_other() -> None:
     schedule = plan_micro_steps(problem, planner, 2)
     assert schedule.step_time_ns < planner(problem).makespan_ns
     assert schedule.step_time_ns <= waited_ns(problem, peer) * 1.002
+
+
+def test_more_than_the_fewest_are_looked_for_where_these_are_many() -> None:
+    """Of 18 micro-steps as well as of two: parts that are not full split less."""
+    shapes = [(832, 480, 81)] * 90 + [(1280, 720, 81)] * 60 + [(1280, 720, 161)] * 30
+    problem, planner = policy_planner(tight(make_problem(shapes, "a800x4"), 1.05), "static-coalesced")
+    fewest = plan_micro_steps(problem, planner)
+    best = plan_in_steps(problem, planner, BEST)
+    assert isinstance(best, Schedule)
+    assert fewest.num_micro_steps > 16
+    assert best.num_micro_steps > fewest.num_micro_steps
+    assert best.step_time_ns < fewest.step_time_ns * (1 - LEAST_GAIN)

@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zellige.plan.length_cuts import LEAST_GAIN, MAX_PIECES, MORE_STEPS, Counts, LengthCuts, Run, length_pieces
+from zellige.plan.length_cuts import (
+    LEAST_GAIN,
+    MAX_PIECES,
+    MORE_STEPS,
+    STEPS_OF_A_RUN,
+    Counts,
+    LengthCuts,
+    Run,
+    length_pieces,
+)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 60), st.integers(1, 10**12)), min_size=1, max_size=30))
@@ -88,3 +97,21 @@ def all_runs(size: int) -> list[Run]:
 def run_of(counts: Counts, steps: int) -> Run:
     held = [index for index, count in enumerate(counts) if count]
     return Run(held[0], held[-1] + 1, steps)
+
+
+def test_runs_in_many_micro_steps_count_for_several() -> None:
+    """So that a batch of hundreds of micro-steps costs about as many plans as one of a few."""
+    pieces: list[Counts] = [tuple(400 if index == piece else 0 for index in range(4)) for piece in range(4)]
+    for fewest in (4, 40):
+        asked = []
+
+        def planned(_: Counts, steps: int, asked: list[int] = asked) -> int:
+            asked.append(steps)
+            return 10**9 - len(asked)
+
+        least = {1: fewest, 2: 2 * fewest, 3: 3 * fewest, 4: 4 * fewest}
+        cuts = LengthCuts(
+            pieces, lambda counts: 100 * sum(counts), lambda counts, least=least: least[sum(map(bool, counts))], planned
+        )
+        cuts.search(None, range(4 * fewest, 4 * fewest + 4), 16)
+        assert sum(asked) <= 16 * STEPS_OF_A_RUN + 4 * (4 * fewest + MORE_STEPS)

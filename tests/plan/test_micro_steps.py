@@ -187,7 +187,7 @@ def test_memory_proves_how_many_at_least_and_says_what_is_missing() -> None:
     need = room_need(problem)
     assert need.least_micro_steps == 3
     with pytest.raises(NoRoomError, match="one step cannot hold") as caught:
-        plan_one_step(problem, planner)
+        plan_one_step(problem, planner, planner)
     error = caught.value
     assert "494 GB missing" in "".join(error.details)
     assert "832x480x81" in "".join(error.details)
@@ -247,9 +247,11 @@ def test_what_micro_steps_cannot_mend_is_said_as_it_is() -> None:
         with pytest.raises(SequenceTooLargeError):
             plan(problem, planner)
     wrong = make_problem([(832, 480, 81)] * 2, setup=Setup(usp="h4k2"))
-    for plan in (plan_in_steps, plan_one_step):
-        with pytest.raises(IllegalSplitError):
-            plan(*policy_planner(wrong, "usp"))
+    problem, planner = policy_planner(wrong, "usp")
+    with pytest.raises(IllegalSplitError):
+        plan_in_steps(problem, planner)
+    with pytest.raises(IllegalSplitError):
+        plan_one_step(problem, planner, planner)
 
 
 @given(counts=st.lists(st.integers(0, 3), min_size=1, max_size=3), number=st.integers(1, 3))

@@ -216,8 +216,10 @@ def _places(num_nodes: int, per_node: int, given: tuple[int, int, int, int, int]
     sizes |= {"front_time": options, "front_work": options, "times": times, "least": buckets}
     sizes |= dict.fromkeys(("path_rung", "path_node", "path_count"), depths)
     sizes |= dict.fromkeys(("path_work", "rest"), depths + 1)
-    sizes |= {"path_load": (depths + 1) * ranks, "kept_rung": depths, "kept_taken": depths * ranks, "numbers": 5}
+    sizes |= {"path_load": (depths + 1) * ranks, "kept_rung": depths, "kept_taken": depths * ranks}
+    sizes |= {"raised": ranks, "numbers": 4}
     sizes |= dict.fromkeys(("class_load", "class_node", "class_ranks", "class_taken"), depths * ranks)
+    sizes |= dict.fromkeys(("class_first", "class_last", "class_alike", "class_beyond"), depths * ranks)
     sizes |= {"table": table_size, "rows": (MOST_STATES + 1) * (ranks + 1)}
     starts, size = {}, 0
     for name, count in sizes.items():

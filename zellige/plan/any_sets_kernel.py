@@ -1,15 +1,16 @@
 """Whether some sequences fit below a time on rank sets of any shape, as loops over integers, for a compiler.
 
-A state is what every rank has to do; ranks of a node are alike, and so are nodes. So a sequence on m ranks of a node is
-tried once for every number of ranks of each load, and states that failed are remembered in full. Runs uncompiled too.
-All integers are below 2**62.
+A state is what every rank has to do; ranks of a node are alike, and so are nodes. So a sequence is tried once for every
+choice of ranks that differs by more than names (:mod:`zellige.plan.rank_choice_kernel`), and states that failed are
+remembered in full. Runs uncompiled too. All integers are below 2**62.
 """
 
 from __future__ import annotations
 
 from zellige.plan.layout import Ints
+from zellige.plan.rank_choice_kernel import next_choice, next_place
 from zellige.plan.search_kernel import NEVER
-from zellige.plan.set_places import KEPT_TARGET, NEXT_TARGET, NODES, PASSED, ROWS, SetPlaces
+from zellige.plan.set_places import KEPT_TARGET, NEXT_TARGET, NODES, ROWS, SetPlaces
 
 NEARLY = 8
 """The highest target is 2**-8 (0.4 %) below the plan."""
@@ -19,10 +20,6 @@ LEAPS = 3
 
 SETTING_UP = 10
 """States that a target counts for besides those that it visits."""
-
-MOST_PASSED = 50
-"""Choices of ranks that are the same as others but for the names of nodes, for each state that may be visited. Where
-nodes are many and alike, nearly all are, and after so many of them the target is left open."""
 
 REFUTED, PLACED, OPEN = range(3)
 """No placement is below the target, one is (fillers being divisible), or the limit of states came first."""
@@ -114,7 +111,6 @@ def explore(target: int, limit: int, sand: int, w: Ints, at: SetPlaces) -> int:
     Where it is :data:`REFUTED`, so is every time below :data:`NEXT_TARGET`, as long as rungs and ``rest`` are the same.
     """
     w[at.numbers + NODES], w[at.numbers + NEXT_TARGET], w[at.numbers + ROWS] = 0, NEVER, 0
-    w[at.numbers + PASSED] = MOST_PASSED * limit
     for slot in range(at.table_size):
         w[at.table + slot] = 0
     depth, entering = 0, True
@@ -133,8 +129,6 @@ def explore(target: int, limit: int, sand: int, w: Ints, at: SetPlaces) -> int:
             depth += 1
             entering = True
             continue
-        if w[at.numbers + PASSED] < 0:
-            return OPEN
         if depth == 0:
             return REFUTED
         depth -= 1
@@ -143,151 +137,61 @@ def explore(target: int, limit: int, sand: int, w: Ints, at: SetPlaces) -> int:
 
 def _advance(depth: int, target: int, sand: int, w: Ints, at: SetPlaces) -> bool:
     """Place the anchor of a depth on the next ranks; where there are none more, remember that the state failed."""
-    while w[at.path_count + depth] and _next_taken(depth, w, at):
-        if _first_of_its_kind(depth, w, at):
-            _raise(depth, w, at)
-            return True
-        w[at.numbers + PASSED] -= 1
-        if w[at.numbers + PASSED] < 0:
-            return False
-    if _next_place(depth, target, sand, w, at):
-        _take(depth, 0, w[at.rung_degree + w[at.path_rung + depth]], w, at)
+    if w[at.path_count + depth] and next_choice(depth, w, at):
+        _raise(depth, w, at)
+        return True
+    if next_place(depth, target, sand, w, at):
         _raise(depth, w, at)
         return True
     _remember(depth, w, at)
     return False
 
 
-def _next_place(depth: int, target: int, sand: int, w: Ints, at: SetPlaces) -> bool:
-    """The next node of a rung within nodes, or the next rung, with its classes; False where there is none."""
-    rung, last, node = w[at.path_rung + depth], w[at.rung_last + depth], w[at.path_node + depth] + 1
-    w[at.path_count + depth] = 0
-    while rung < last:
-        if rung >= w[at.rung_first + depth] and not w[at.rung_wide + rung]:
-            while node < at.num_nodes:
-                if not (node and _alike(node - 1, node, depth, w, at)) and _classes(
-                    depth, rung, node, node + 1, target, w, at
-                ):
-                    w[at.path_rung + depth], w[at.path_node + depth] = rung, node
-                    return True
-                node += 1
-        rung += 1
-        node = 0
-        if rung == last:
-            break
-        if w[at.rung_time + rung] > target:
-            node = at.num_nodes
-            continue
-        work = w[at.path_work + depth] + w[at.rest + depth + 1] + w[at.rung_work + rung] + sand
-        size = at.num_nodes * at.per_node
-        if work > size * target:
-            w[at.numbers + NEXT_TARGET] = min(w[at.numbers + NEXT_TARGET], -(-work // size))
-            break
-        if w[at.rung_wide + rung] and _classes(depth, rung, 0, at.num_nodes, target, w, at):
-            w[at.path_rung + depth], w[at.path_node + depth] = rung, at.num_nodes
-            return True
-    w[at.path_rung + depth] = last
-    return False
-
-
-def _alike(one: int, other: int, depth: int, w: Ints, at: SetPlaces) -> bool:
-    """Whether two nodes have equal loads."""
-    base = at.path_load + depth * at.num_nodes * at.per_node
-    for rank in range(at.per_node):
-        if w[base + one * at.per_node + rank] != w[base + other * at.per_node + rank]:
-            return False
-    return True
-
-
-def _classes(depth: int, rung: int, first: int, last: int, target: int, w: Ints, at: SetPlaces) -> bool:
-    """Write the classes of some nodes that a rung fits on; whether they have enough ranks for it."""
-    base, size = at.path_load + depth * at.num_nodes * at.per_node, at.num_nodes * at.per_node
-    count, ranks, previous, time = depth * size, 0, -1, w[at.rung_time + rung]
-    for place in range(first * at.per_node, last * at.per_node):
-        load, node = w[base + place], place // at.per_node
-        if load + time > target:
-            w[at.numbers + NEXT_TARGET] = min(w[at.numbers + NEXT_TARGET], load + time)
-            continue
-        ranks += 1
-        if load == previous and place % at.per_node:
-            w[at.class_ranks + count - 1] += 1
-            continue
-        w[at.class_load + count], w[at.class_node + count], w[at.class_ranks + count] = load, node, 1
-        previous = load
-        count += 1
-    w[at.path_count + depth] = count - depth * size
-    if ranks >= w[at.rung_degree + rung]:
-        return True
-    w[at.path_count + depth] = 0
-    return False
-
-
-def _take(depth: int, start: int, ranks: int, w: Ints, at: SetPlaces) -> None:
-    """Take ranks of the classes from ``start`` on, as many as can be of the first, then of the next."""
-    base = depth * at.num_nodes * at.per_node
-    for place in range(base + start, base + w[at.path_count + depth]):
-        taken = min(ranks, w[at.class_ranks + place])
-        w[at.class_taken + place] = taken
-        ranks -= taken
-
-
-def _next_taken(depth: int, w: Ints, at: SetPlaces) -> bool:
-    """The next numbers of ranks of the classes with the same sum; False where these were the last."""
-    base = depth * at.num_nodes * at.per_node
-    place, behind, free = base + w[at.path_count + depth] - 1, 0, 0
-    while place >= base:
-        if w[at.class_taken + place] and free:
-            w[at.class_taken + place] -= 1
-            _take(depth, place + 1 - base, behind + 1, w, at)
-            return True
-        behind += w[at.class_taken + place]
-        free += w[at.class_ranks + place] - w[at.class_taken + place]
-        place -= 1
-    return False
-
-
-def _first_of_its_kind(depth: int, w: Ints, at: SetPlaces) -> bool:
-    """Whether of nodes with equal loads the earlier one has no fewer ranks taken, its emptiest first: others are the
-    same but for the names of nodes."""
-    if w[at.path_node + depth] < at.num_nodes:
-        return True
-    start, base = 0, depth * at.num_nodes * at.per_node
-    for node in range(1, at.num_nodes):
-        while w[at.class_node + base + start] < node - 1 and start + 1 < w[at.path_count + depth]:
-            start += 1
-        if not _alike(node - 1, node, depth, w, at):
-            continue
-        width = 0
-        while start + width < w[at.path_count + depth] and w[at.class_node + base + start + width] == node - 1:
-            width += 1
-        for each in range(width):
-            earlier = w[at.class_taken + base + start + each]
-            later = w[at.class_taken + base + start + width + each]
-            if later > earlier:
-                return False
-            if later < earlier:
-                break
-    return True
-
-
 def _raise(depth: int, w: Ints, at: SetPlaces) -> None:
-    """The loads of the next depth: those of this one, more for the ranks that are taken, in order again."""
-    size, per_node = at.num_nodes * at.per_node, at.per_node
-    here, there, base = at.path_load + depth * size, at.path_load + (depth + 1) * size, depth * size
-    rung = w[at.path_rung + depth]
-    for rank in range(size):
-        w[there + rank] = w[here + rank]
-    for place in range(base, base + w[at.path_count + depth]):
-        left, rank = w[at.class_taken + place], w[at.class_node + place] * per_node
-        while left:
-            if w[here + rank] == w[at.class_load + place]:
-                w[there + rank] += w[at.rung_time + rung]
-                left -= 1
-            rank += 1
+    """The loads of the next depth: those of this one, more for the ranks that are taken, in order again.
+
+    Nodes of which none is taken are in order as they are. The others are sorted apart, and both merged from the end.
+    """
+    size, per_node, base = at.num_nodes * at.per_node, at.per_node, depth * at.num_nodes * at.per_node
+    here, there, time = at.path_load + base, at.path_load + base + size, w[at.rung_time + w[at.path_rung + depth]]
+    place, last, raised = base, base + w[at.path_count + depth], 0
     for node in range(at.num_nodes):
-        _sort(there + node * per_node, per_node, w)
-    _sort_nodes(there, w, at)
-    w[at.path_work + depth + 1] = w[at.path_work + depth] + w[at.rung_work + rung]
+        start, apart = there + (node - raised) * per_node, at.raised + raised * per_node
+        taken = False
+        while place < last and w[at.class_node + place] == node:
+            left, rank = w[at.class_taken + place], 0
+            if left and not taken:
+                taken = True
+                _copy(here + node * per_node, apart, per_node, w)
+            while left:
+                if w[here + node * per_node + rank] == w[at.class_load + place]:
+                    w[apart + rank] += time
+                    left -= 1
+                rank += 1
+            place += 1
+        if taken:
+            _sort(apart, per_node, w)
+            raised += 1
+        else:
+            _copy(here + node * per_node, start, per_node, w)
+    _sort_nodes(at.raised, raised, per_node, w)
+    kept, to = at.num_nodes - raised, there + size
+    while raised:
+        to -= per_node
+        one, other = there + (kept - 1) * per_node, at.raised + (raised - 1) * per_node
+        if kept and _is_less(other, one, per_node, w):
+            _copy(one, to, per_node, w)
+            kept -= 1
+        else:
+            _copy(other, to, per_node, w)
+            raised -= 1
+    w[at.path_work + depth + 1] = w[at.path_work + depth] + w[at.rung_work + w[at.path_rung + depth]]
+
+
+def _copy(start: int, to: int, count: int, w: Ints) -> None:
+    """Copy a few integers."""
+    for place in range(count):
+        w[to + place] = w[start + place]
 
 
 def _sort(start: int, count: int, w: Ints) -> None:
@@ -300,20 +204,19 @@ def _sort(start: int, count: int, w: Ints) -> None:
         w[before + 1] = value
 
 
-def _sort_nodes(start: int, w: Ints, at: SetPlaces) -> None:
-    """Bring the nodes into the order of their loads."""
-    for node in range(1, at.num_nodes):
-        place = node
-        while place and _is_less(start + place * at.per_node, start + (place - 1) * at.per_node, w, at):
-            for rank in range(at.per_node):
-                one, other = start + place * at.per_node + rank, start + (place - 1) * at.per_node + rank
-                w[one], w[other] = w[other], w[one]
-            place -= 1
+def _sort_nodes(start: int, count: int, per_node: int, w: Ints) -> None:
+    """Bring nodes into the order of their loads."""
+    for node in range(1, count):
+        one = start + node * per_node
+        while one > start and _is_less(one, one - per_node, per_node, w):
+            for place in range(one, one + per_node):
+                w[place], w[place - per_node] = w[place - per_node], w[place]
+            one -= per_node
 
 
-def _is_less(one: int, other: int, w: Ints, at: SetPlaces) -> bool:
+def _is_less(one: int, other: int, per_node: int, w: Ints) -> bool:
     """Whether one node's loads come before another's."""
-    for rank in range(at.per_node):
+    for rank in range(per_node):
         if w[one + rank] != w[other + rank]:
             return bool(w[one + rank] < w[other + rank])
     return False

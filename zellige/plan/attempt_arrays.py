@@ -129,7 +129,7 @@ def _places(ranks: int, given: tuple[int, int, int], depths: int, trials: int, c
     given_figures = ("time", "kept", "live", "degree", "nodes", "rounds", "work")
     sizes |= dict.fromkeys([f"rung_{figure}" for figure in given_figures], rungs)
     sizes |= {"front": trials * rungs, "member": depths, "flat": rungs}
-    sizes |= dict.fromkeys(("time", "kept", "live", "order", "chosen", "poured"), ranks)
+    sizes |= dict.fromkeys(("time", "kept", "live", "order", "chosen", "free", "poured"), ranks)
     sizes |= dict.fromkeys([f"table_{figure}" for figure in figures], rungs)
     sizes |= {"table_first": buckets, "table_last": buckets, "table_alone": kinds}
     sizes |= dict.fromkeys(("table_source", "slot", "tried"), rungs)

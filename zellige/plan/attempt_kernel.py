@@ -337,9 +337,9 @@ def _refine(goal: int, w: Ints, counts: Ints, has: Setting, at: AttemptPlaces) -
         w[at.way_bucket : at.way_rung], w[at.way_rung : at.way_first], w[at.way_first : at.way_listed],
         w[at.way_listed : at.way_ranks], w[at.way_ranks : at.spare_bucket],
     )  # fmt: skip
-    order, chosen = w[at.order : at.order + size], w[at.chosen : at.chosen + size]
-    tried = w[at.tried : at.tried + most]
-    held = Held(_loads(w, size, at), table, ways, counts, order, chosen, tried, _pool(w, has, at), has.per_node)
+    order, tried = w[at.order : at.order + size], w[at.tried : at.tried + most]
+    chosen, free = w[at.chosen : at.chosen + size], w[at.free : at.free + size]
+    held = Held(_loads(w, size, at), table, ways, counts, order, chosen, free, tried, _pool(w, has, at), has.per_node)
     split = refine(held, w[at.numbers + SPLIT], Limits(has.room, goal, has.steps, False))
     w[at.numbers + SPLIT] = split
     _write_anew(split, at.spare_bucket, at.spare_rung, at.spare_first, at.spare_ranks, w, at)

@@ -67,6 +67,7 @@ class AttemptPlaces(NamedTuple):
     live: int
     order: int
     chosen: int
+    free: int
     poured: int
     table_work: int
     table_time: int

@@ -40,8 +40,8 @@ class Ways(NamedTuple):
 
 class Held(NamedTuple):
     """What ranks hold: their loads, split sequences, ``counts[bucket][rank]`` whole ones; ``order`` are the ranks of
-    each node by (time, rank). ``chosen`` has room for as many nodes, ``tried`` for all rungs, ``pool`` for
-    what two ranks divide."""
+    each node by (time, rank). ``chosen`` has room for as many nodes and ``free`` for when they are, ``tried`` for
+    all rungs, ``pool`` for what two ranks divide."""
 
     loads: Loads
     table: Table
@@ -49,6 +49,7 @@ class Held(NamedTuple):
     counts: Ints
     order: Ints
     chosen: Ints
+    free: Ints
     tried: Ints
     pool: Pool
     per_node: int

@@ -13,6 +13,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from zellige.units import ceil_div
+
 Counts = tuple[int, ...]
 """How many sequences of each bucket, in the order of the problem's counts."""
 
@@ -22,6 +24,9 @@ MAX_PIECES = 12
 
 MORE_STEPS = 1
 """A run is cut into as few micro-steps as its memory needs, or so many more."""
+
+STEPS_OF_A_RUN = 16
+"""A run in more micro-steps counts for several: its parts are about as many plans."""
 
 LEAST_GAIN = 0.001
 """A cut that saves less is not looked for, nor taken: more micro-steps gather parameters more often."""
@@ -80,20 +85,23 @@ class LengthCuts:
             for steps in range(fewest, min(fewest + MORE_STEPS, sum(counts)) + 1):
                 self.times[Run(first, last, steps)] = bound(counts)
         self.known: set[Run] = set()
+        self.spent = 0
 
     def search(self, at_most: int | None, numbers: range, most_runs: int) -> list[Run] | None:
         """Runs that take ``LEAST_GAIN`` less than ``at_most``, in one of ``numbers`` micro-steps; None: none found.
 
-        Where bounds stop the search before ``most_runs`` were planned, none take ``LEAST_GAIN`` less than these.
+        Where bounds stop the search before ``most_runs`` were planned, none take ``LEAST_GAIN`` less than these. A run
+        in more than ``STEPS_OF_A_RUN`` micro-steps counts for several.
         """
         found: list[Run] | None = None
-        while len(self.known) < most_runs:
+        while self.spent < most_runs:
             way = self._shortest(numbers)
             if way is None or not _saves(self._time(way), at_most):
                 break
             for run in [run for run in way if run not in self.known]:
                 self.times[run] = self.planned(self.counts[run.first, run.last], run.steps)
                 self.known.add(run)
+                self.spent += ceil_div(run.steps, STEPS_OF_A_RUN)
             if any(self.times[run] is None for run in way):
                 continue
             if _saves(self._time(way), at_most):

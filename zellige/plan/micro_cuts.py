@@ -39,9 +39,6 @@ MAX_EXHAUSTIVE_SEQUENCES = 8
 MAX_EXHAUSTIVE_CUTS = 64
 """Up to so many sequences and ways to cut them, every way is tried."""
 
-MAX_LENGTH_STEPS = 16
-"""Cuts by length are tried for up to so many micro-steps."""
-
 
 class Cut(NamedTuple):
     """Parts that all have plans, and the sum of their makespans in nanoseconds."""
@@ -62,11 +59,15 @@ def planned(problem: Problem, planner: Planner) -> Plan | None:
 
 
 class Cutter:
-    """Cuts of one batch into parts, and the plans of the parts that were tried; equal parts are planned once."""
+    """Cuts of one batch into parts, and the plans of the parts that were tried; equal parts are planned once.
 
-    def __init__(self, problem: Problem, planner: Planner) -> None:
+    With ``any_will_do`` the first cut whose every part has a plan is taken, not the one that takes the least.
+    """
+
+    def __init__(self, problem: Problem, planner: Planner, *, any_will_do: bool = False) -> None:
         self.problem = problem
         self.planner = planner
+        self.any_will_do = any_will_do
         self.buckets = tuple(problem.counts)
         self.counts: Counts = tuple(problem.counts.values())
         self.memory = [kept_on_all_ranks(problem, bucket) for bucket in self.buckets]
@@ -91,9 +92,10 @@ class Cutter:
     def by_length(self, at_most: int | None, numbers: range, most_runs: int) -> Cut | None:
         """A cut by length that takes less than ``at_most``, in one of ``numbers`` micro-steps; None: none was found.
 
-        At most about ``most_runs`` runs of lengths are planned, each in up to three ways.
+        At most about ``most_runs`` runs of lengths are planned, each in up to three ways; those in many micro-steps
+        count for several.
         """
-        numbers = range(max(2, numbers.start), min(numbers.stop, MAX_LENGTH_STEPS + 1))
+        numbers = range(max(2, numbers.start), numbers.stop)
         if not numbers or sum(self.counts) == 1:
             return None
         pieces = length_pieces([bucket.num_tokens for bucket in self.buckets], self.counts, self.work)
@@ -195,9 +197,9 @@ class Cutter:
                 return
 
     def _least(self, every: list[tuple[Counts, ...]]) -> Cut | None:
-        """The first of the cuts that take the least."""
-        cuts = [cut for parts in every if (cut := self.cut_of(parts)) is not None]
-        return min(cuts, key=lambda cut: cut.time_ns, default=None)
+        """The first of the cuts that take the least, or of all."""
+        cuts = (cut for parts in every if (cut := self.cut_of(parts)) is not None)
+        return next(cuts, None) if self.any_will_do else min(cuts, key=lambda cut: cut.time_ns, default=None)
 
     def _balanced(self, counts: Counts, number: int) -> Cut | None:
         """The least of the cuts of some counts by equal shares, by work and by memory."""

@@ -19,7 +19,7 @@ from zellige.errors import (
 )
 from zellige.placement import Engine, Plan, Problem, require_placeable
 from zellige.plan.micro_cuts import BEYOND_STEPS, TOO_MUCH, Cut, Cutter, Planner, planned
-from zellige.plan.policies import find_policy, plan_batch
+from zellige.plan.policies import find_policy, plan_batch, try_batch
 from zellige.plan.room import require_room, room_need
 from zellige.schedule import Schedule, WantedSteps
 from zellige.units import count_of
@@ -31,8 +31,9 @@ FEW_RUNS = 16
 MANY_RUNS = 80
 """So many runs of lengths are planned: for a number of micro-steps, and for the best of all."""
 
-MORE_NUMBERS = 4
-"""The best number is looked for up to so many beyond the fewest."""
+MORE_NUMBERS, MORE_OF_MANY = 4, 8
+"""The best number is looked for up to so many beyond the fewest, or up to an eighth of these beyond, where that is
+more."""
 
 MAX_ADVICE_PLANS = 12
 """What advice beside an error may cost."""
@@ -104,7 +105,8 @@ def plan_best_steps(problem: Problem, planner: Planner) -> Plan | Schedule:
     single = cutter.plan_of(cutter.counts)
     cut, fewest = (Cut(single.makespan_ns, (cutter.counts,)), True) if single is not None else _fewest(cutter)
     few = len(cut.parts)
-    better = cutter.by_length(cut.time_ns, range(few, few + MORE_NUMBERS + 1), MANY_RUNS)
+    most = few + max(MORE_NUMBERS, few // MORE_OF_MANY)
+    better = cutter.by_length(cut.time_ns, range(few, most + 1), MANY_RUNS)
     if better is None and single is not None:
         return single
     cut, fewest = (cut, fewest) if better is None else (better, fewest and len(better.parts) == few)
@@ -143,31 +145,40 @@ def _fewest_beyond(cutter: Cutter, failed: int, proven: bool) -> tuple[Cut, bool
     return found, proven
 
 
-def plan_one_step(problem: Problem, planner: Planner) -> Plan:
-    """The plan of a batch in one step; where memory refuses, the error says how many micro-steps would hold it."""
+def trial_planner(policy: str, engine: Engine | None = None) -> Planner:
+    """What finds a plan where a policy does, and only there, in less time where it can: for advice."""
+    return lambda posed: try_batch(posed, policy, engine)
+
+
+def plan_one_step(problem: Problem, planner: Planner, trial: Planner) -> Plan:
+    """The plan of a batch in one step; where memory refuses, the error says how many micro-steps would hold it.
+
+    ``trial`` is :func:`trial_planner`'s, of the same policy.
+    """
     try:
         return planner(problem)
     except BEYOND_STEPS:
         raise
     except TOO_MUCH as error:
-        raise _advised(problem, planner, error) from None
+        raise _advised(problem, trial, error) from None
 
 
-def _advised(problem: Problem, planner: Planner, error: ZelligeError) -> ZelligeError:
+def _advised(problem: Problem, trial: Planner, error: ZelligeError) -> ZelligeError:
     """The error, or memory's own proof where there is one, with micro-steps as the way out."""
     try:
         require_room(problem, 1)
     except NoRoomError as proof:
         error = proof
-    advice = micro_steps_advice(problem, planner)
+    advice = micro_steps_advice(problem, trial)
     error.fix = f"{advice}; or {error.fix}" if error.fix else advice
     return error
 
 
-def micro_steps_advice(problem: Problem, planner: Planner) -> str:
+def micro_steps_advice(problem: Problem, trial: Planner) -> str:
     """How many micro-steps would hold a batch that one step does not; why none would, where that is so.
 
-    After ``MAX_ADVICE_PLANS`` plans it only says how many are needed at least: an error should not take minutes.
+    A number is said only where plans were found for all parts of a cut into so many. After ``MAX_ADVICE_PLANS`` plans
+    it only says how many are needed at least: an error should not take minutes.
     """
     spent = 0
 
@@ -176,11 +187,13 @@ def micro_steps_advice(problem: Problem, planner: Planner) -> str:
         spent += 1
         if spent > MAX_ADVICE_PLANS:
             raise _EnoughPlansError
-        return planner(posed)
+        return trial(posed)
 
     try:
         require_placeable(problem)
-        needed = f"{len(_fewest(Cutter(problem, counting))[0].parts)}"
+        cutter = Cutter(problem, counting, any_will_do=True)
+        cutter.plans[cutter.counts] = None
+        needed = f"{len(_fewest(cutter)[0].parts)}"
     except _EnoughPlansError:
         needed = f"{max(2, room_need(problem).least_micro_steps)} or more"
     except TOO_MUCH as error:

@@ -35,12 +35,16 @@ class Later(msgspec.Struct, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """A planner, the engine it is priced under unless told otherwise, and a line on what it does."""
+    """A planner, the engine it is priced under unless told otherwise, and a line on what it does.
+
+    ``trial`` finds a plan where ``plan`` does, and only there, in less time; None where there is no such.
+    """
 
     plan: Callable[[Problem], Plan]
     engine: Engine
     summary: str
     moldable: bool = False
+    trial: Callable[[Problem], Plan] | None = None
 
 
 POLICIES: dict[str, Policy] = {
@@ -70,6 +74,7 @@ POLICIES: dict[str, Policy] = {
         "coalesced",
         "search over aligned blocks with divisible fillers, certified, in milliseconds",
         True,
+        Later("zellige", "try_zellige"),
     ),
     "zellige-paper": Policy(
         Later("two_stage", "plan_zellige_paper"),
@@ -141,14 +146,25 @@ def plan_batch(problem: Problem, policy: str, engine: Engine | None = None) -> P
 
     The plan depends on how many sequences of each bucket there are; those of one bucket take its places in batch order.
     """
+    return _planned(problem, policy, find_policy(policy).plan, engine)
+
+
+def try_batch(problem: Problem, policy: str, engine: Engine | None = None) -> Plan:
+    """A plan of a batch where :func:`plan_batch` finds one, and only there; not the same, but in less time where the
+    policy has a way. Raises what that raises."""
     entry = find_policy(policy)
-    engine = engine or entry.engine
+    return _planned(problem, policy, entry.trial or entry.plan, engine)
+
+
+def _planned(problem: Problem, policy: str, planner: Callable[[Problem], Plan], engine: Engine | None) -> Plan:
+    """A batch's plan by one of a policy's planners."""
+    engine = engine or find_policy(policy).engine
     posed = by_bucket(problem if problem.engine == engine else dataclasses.replace(problem, engine=engine))
     posed.prepare()
-    if isinstance(entry.plan, Later):
-        entry.plan.load()
+    if isinstance(planner, Later):
+        planner.load()
     started = time.perf_counter_ns()
-    plan = entry.plan(posed)
+    plan = planner(posed)
     elapsed = time.perf_counter_ns() - started
     named = msgspec.structs.replace(
         plan, policy=policy, solver=msgspec.structs.replace(plan.solver, planning_ns=elapsed)

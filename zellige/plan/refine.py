@@ -37,14 +37,18 @@ def refine(
     if not ranks.may_compile(room, goal, *table.work, *table.kept, *table.live):
         ways = Ways(*(each + [0] * more for each, more in zip(ways, spare, strict=True)))
         pool = Pool(book.kinds(), *[[0] * len(counts) for _ in range(3)])
-        held = Held(ranks.loads, table, ways, counts, order, order[:], [0] * len(table.work), pool, book.per_node)
+        held = Held(
+            ranks.loads, table, ways, counts, order, order[:], order[:], [0] * len(table.work), pool, book.per_node
+        )
         number = refine_kernel.refine(held, len(split), limits)
     else:
         loads, rows = ranks.loads_as_arrays(), counts if ranks.are_arrays else as_rows(counts, len(order))
         places, tried = int_array(order), zeros(len(table.work))
         ways = Ways(*(_extended(each, more) for each, more in zip(ways, spare, strict=True)))
         pool = Pool(Kinds(*map(int_array, book.kinds())), *zeros(3, len(rows)))
-        held = Held(loads, book.table_of_arrays(), ways, rows, places, places.copy(), tried, pool, book.per_node)
+        held = Held(
+            loads, book.table_of_arrays(), ways, rows, places, places.copy(), places.copy(), tried, pool, book.per_node
+        )
         number = compiled(refine_kernel.__name__, "refine")(held, len(split), limits)
         if not ranks.are_arrays:
             ranks.take(loads)

@@ -127,7 +127,7 @@ def _best_rung(held: Held, way: int, rooms: tuple[int, int], limit: int, least: 
         peak, added = lowest + times[rung], works[rung] - works[old]
         if peak >= limit or (max(peak, least), added, peak) >= best:
             continue
-        peak = _choose_nodes(held, rung, choosing) + times[rung]
+        peak = _choose_nodes(held, rung, choosing, min(limit - 1, best[0]) - times[rung]) + times[rung]
         entry = (max(peak, least), added, peak)
         if peak < limit and entry < best and (choosing <= room or _have_room(held, rung, room)):
             found, best = rung, entry
@@ -135,25 +135,27 @@ def _best_rung(held: Held, way: int, rooms: tuple[int, int], limit: int, least: 
     return found, best
 
 
-def _choose_nodes(held: Held, rung: int, room: int) -> int:
-    """The nodes on which as many ranks with room for a rung as it takes are free first, and when all of these are."""
-    width = held.table.degree[rung] // held.table.nodes[rung]
-    latest, before = -1, -1
-    for number in range(held.table.nodes[rung]):
-        nearest, chosen = NEVER, -1
-        for node in range(len(held.order) // held.per_node):
-            load = _free_at(held, node, rung, width, room)
-            if load < nearest and (load > latest or (load == latest and node > before)):
-                nearest, chosen = load, node
-        held.chosen[number] = chosen
-        latest, before = nearest, chosen
-        if chosen < 0:
-            break
-    return int(latest)
+def _choose_nodes(held: Held, rung: int, room: int, most: int) -> int:
+    """The nodes on which as many ranks with room for a rung as it takes are free first, and when all of these are;
+    never where that is later than ``most``."""
+    width, wanted, found = held.table.degree[rung] // held.table.nodes[rung], held.table.nodes[rung], 0
+    for node in range(len(held.order) // held.per_node):
+        load = _free_at(held, node, rung, width, room)
+        place = min(found, wanted - 1)
+        if load > most or (found == wanted and load >= held.free[place]):
+            continue
+        while place and held.free[place - 1] > load:
+            held.free[place], held.chosen[place] = held.free[place - 1], held.chosen[place - 1]
+            place -= 1
+        held.free[place], held.chosen[place] = load, node
+        found = min(found + 1, wanted)
+    return int(held.free[wanted - 1]) if found == wanted else NEVER
 
 
 def _free_at(held: Held, node: int, rung: int, width: int, room: int) -> int:
     """When as many of a node's ranks that have room for a rung are free; never where there are too few."""
+    if room >= NEVER:
+        return int(held.loads.time[held.order[node * held.per_node + width - 1]])
     taken = 0
     for place in range(node * held.per_node, (node + 1) * held.per_node):
         rank = held.order[place]
@@ -198,7 +200,7 @@ def _apply(held: Held, step: Step, slowest: int, room: int, split: int, free: in
         for after in range(place, split):
             ways.listed[after] = ways.listed[after + 1]
     take_off(held, step.way, 1)
-    _choose_nodes(held, step.rung, room)
+    _choose_nodes(held, step.rung, room, NEVER - 1)
     _write_split(held, free, step.bucket, step.rung, room)
     take_off(held, free, -1)
     for place in range(ways.first[free], ways.first[free + 1]):

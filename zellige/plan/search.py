@@ -8,6 +8,7 @@ a lower bound for plans on these blocks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -299,12 +300,12 @@ class Search:
         return waiting
 
     def _has_capacity(self, needs: tuple[int, ...]) -> bool:
-        """Whether the ranks have what is still to come, in every coin."""
+        """Whether the ranks have what is still to come, in every coin; many have as much as others."""
         target, room = self.target, self.room
-        loads = zip(self.load, self.kept, self.live, strict=True)
-        left = [(target - load, PER_DENSITY * (room - kept - live)) for load, kept, live in loads]
+        loads = Counter(zip(self.load, self.kept, self.live, strict=True)).items()
+        left = [(n, target - load, PER_DENSITY * (room - kept - live)) for (load, kept, live), n in loads]
         for density, need in zip(self.densities, needs, strict=True):
-            if sum([density * time if density * time < memory else memory for time, memory in left]) < need:
+            if sum([n * (density * time if density * time < memory else memory) for n, time, memory in left]) < need:
                 self.next_target = min(self.next_target, self.target + 1)
                 return False
         return True

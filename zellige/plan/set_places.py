@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-NODES, NEXT_TARGET, ROWS, KEPT_TARGET, PASSED = range(5)
+NODES, NEXT_TARGET, ROWS, KEPT_TARGET = range(4)
 """The places of :attr:`SetPlaces.numbers`: states visited, the least target at which a cut would not have been made,
-states remembered, the target of the placement that is kept (0: none), and how many choices of ranks may still be passed
-over."""
+states remembered, and the target of the placement that is kept (0: none)."""
 
 
 class SetPlaces(NamedTuple):
@@ -18,7 +17,10 @@ class SetPlaces(NamedTuple):
     * By bucket how many of its sequences are no anchors, its least work, and where its front (times, which rise, and
       works) starts and ends; ``times``: all at which something more fits.
     * By depth the loads (node by node, ascending in each), the work before it, the rung and the node of an anchor, and
-      classes of equally loaded ranks of a node below the target: load, node, ranks, and how many of them are taken.
+      classes of equally loaded ranks of a node below the target: load, node, ranks, how many of them are taken, the
+      first class of the node and the one past its last, how many nodes behind it have the same loads, and how many
+      ranks the classes of all nodes behind these have.
+    * ``raised``: room for the loads of the nodes that an anchor is laid on.
     * ``rest``: by depth the least work that is still to come; ``numbers``: :data:`NODES` and what follows it.
     * ``kept_rung``, ``kept_taken``: of the placement below the lowest target yet, by depth the rung, and which of the
       ranks, in the order of their loads, it takes.
@@ -48,6 +50,11 @@ class SetPlaces(NamedTuple):
     class_node: int
     class_ranks: int
     class_taken: int
+    class_first: int
+    class_last: int
+    class_alike: int
+    class_beyond: int
+    raised: int
     rest: int
     kept_rung: int
     kept_taken: int

@@ -23,7 +23,7 @@ from zellige.errors import InternalError, ZelligeError
 from zellige.placement import Engine, Plan, Problem
 from zellige.plan.cache import PlanCache
 from zellige.plan.compiled import prefer_compiled
-from zellige.plan.micro_steps import plan_one_step
+from zellige.plan.micro_steps import plan_one_step, trial_planner
 from zellige.plan.policies import find_policy
 from zellige.workload import Batch
 
@@ -121,7 +121,8 @@ def _pose(request: Request, setting: Problem | None) -> Problem:
 def _answer(cache: PlanCache, problem: Problem, start: Start) -> Answer | Failure:
     hits = cache.hits
     try:
-        plan = plan_one_step(problem, lambda posed: cache.plan(posed, start.policy, start.engine))
+        trial = trial_planner(start.policy, start.engine)
+        plan = plan_one_step(problem, lambda posed: cache.plan(posed, start.policy, start.engine), trial)
     except ZelligeError as error:
         return Failure(code=error.code, message=error.message, where=error.where, details=error.details, fix=error.fix)
     except Exception as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zellige.errors import NoRoomError
 from zellige.placement import Placement, Plan, Problem, Share, Solver, Tally, make_plan, require_placeable
+from zellige.plan.adapt import Attempt, adapt, memory_may_bind
 from zellige.plan.any_sets import Certificate
 from zellige.plan.attempt_kernel import CLOSE, GOOD, NEAR
 from zellige.plan.attempts import free_draft
@@ -12,15 +14,15 @@ from zellige.plan.blocks import Shape
 from zellige.plan.bounds import best_bound, least_time_of, whole_time_of
 from zellige.plan.chain import calls_ns
 from zellige.plan.choice import choose, expected_step_ns
-from zellige.plan.drafts import draft, polish
+from zellige.plan.drafts import polish
 from zellige.plan.laid import laid_draft
 from zellige.plan.leftover import leftover_draft, leftover_in_pods
 from zellige.plan.refuted import BlocksBound, Effort, Reach
 from zellige.plan.restarts import restarted
-from zellige.plan.room import without_plan
+from zellige.plan.room import require_room, without_plan
 from zellige.plan.search import Budget
 from zellige.plan.search_kernel import NEVER
-from zellige.plan.task import ONE_POD, Draft, Task, anchors_of, block_choices, make_task
+from zellige.plan.task import ONE_POD, Draft, Task, block_choices, make_task
 from zellige.plan.uniform import fill_groups, group_ways, uniform_degrees
 from zellige.problem import Rung
 from zellige.shards import WHOLE, ParallelConfig
@@ -31,9 +33,6 @@ SHARES = (5, 20, 50, 100)
 
 NODES = 6000
 """Nodes that the searches over aligned blocks visit together, for a family; they bound its planning time."""
-
-FAIR = 6
-"""Beyond one pod, a draft within 2**-6 (1.6 %) of the bound that left memory to the packing is not searched anew."""
 
 WAITING = 8
 """A draft that is expected to wait for more than 2**-8 (0.4 %) of its makespan does not end the planning; one around a
@@ -75,7 +74,7 @@ def plan_zellige(problem: Problem) -> Plan:
     Raises :class:`NoRoomError` where memory leaves no place for something,
     :class:`SequenceTooLargeError` where a sequence fits under no option.
     """
-    require_placeable(problem)
+    _require_possible(problem)
     families = _families(problem)
     lowers: dict[int, Lower] = {}
     known = Certificate(problem, *best_bound(problem))
@@ -84,36 +83,69 @@ def plan_zellige(problem: Problem) -> Plan:
     if not known.is_near(reached, GOOD):
         drafts += _uniform(problem, reached)
     if not drafts:
-        raise without_plan(
-            problem, "no plan that fits was found", "fewer sequences a step, more ranks, or more micro-steps"
-        )
+        raise _no_plan(problem)
     fastest, _ = min(drafts, key=_makespan)
     if not known.is_near(fastest, NEAR):
         known.search(fastest)
     blocks = _blocks_bound(problem, families, lowers, known.bound)
     drafts += _far_from_bound(problem, families, drafts, blocks)
-    chosen = choose(problem, drafts)
     blocks_bound = min(blocks.bound, *(makespan for makespan, _ in drafts)) if problem.engine != "group" else None
+    return _plan_of(problem, choose(problem, drafts), (known.bound, known.name), blocks_bound)
+
+
+@no_collection()
+def try_zellige(problem: Problem) -> Plan:
+    """The first draft that :func:`plan_zellige` comes upon, as a plan: there is one where that finds a plan, and only
+    there, and no time goes into a better one or a bound. Raises the same errors."""
+    _require_possible(problem)
+    drafts = _drafts(problem, _families(problem), {}, None) or _uniform(problem, NEVER)
+    if not drafts:
+        raise _no_plan(problem)
+    return _plan_of(problem, drafts[0][1], best_bound(problem), None)
+
+
+def _require_possible(problem: Problem) -> None:
+    """Raise where a sequence fits under no option, or all ranks together have no room for the batch.
+
+    The latter looks at every option, which takes longer than some plans: so only where even the ways of the least work
+    keep more than there is room for, which is never less.
+    """
+    require_placeable(problem)
+    ways = [(count, rung) for name, count in problem.numbers.items() for rung in problem.rungs[name][:1]]
+    kept = sum([count * rung.kept * rung.degree for count, rung in ways])
+    if kept > problem.cluster.num_ranks * problem.memory.room_bytes:
+        require_room(problem, 1)
+
+
+def _no_plan(problem: Problem) -> NoRoomError:
+    fix = "fewer sequences a step, more ranks, or more micro-steps"
+    return without_plan(problem, "no plan that fits was found", fix)
+
+
+def _plan_of(problem: Problem, draft: Draft, bound: tuple[int, str], blocks_bound_ns: int | None) -> Plan:
+    """A draft as a plan."""
     return make_plan(
         problem,
         "zellige",
-        _placements(problem, chosen),
-        bound=(known.bound, known.name),
-        blocks_bound_ns=blocks_bound,
+        _placements(problem, draft),
+        bound=bound,
+        blocks_bound_ns=blocks_bound_ns,
         solver=Solver(name="aligned search", status="heuristic"),
-        notes=(chosen.origin,),
-        tally=_tally(problem, chosen),
+        notes=(draft.origin,),
+        tally=_tally(problem, draft),
         sealed=False,
     )
 
 
 def _drafts(
-    problem: Problem, families: list[Family], lowers: dict[int, Lower], known: Certificate
+    problem: Problem, families: list[Family], lowers: dict[int, Lower], known: Certificate | None
 ) -> list[tuple[int, Draft]]:
     """(makespan, draft) of the first family, of others whose fewer calls can make up for it, and of the widest where
-    the first is not near what it may reach; fills ``lowers``."""
+    the first is not near what it may reach; fills ``lowers``. Without a certificate the first draft will do."""
     scored: list[tuple[int, Draft]] = []
     for family in _in_order(families):
+        if scored and known is None:
+            break
         if scored:
             makespan, fastest = min(scored, key=_makespan)
             saved = calls_ns(problem, fastest.rounds) - family.calls
@@ -133,7 +165,7 @@ def _far_from_bound(
     ones changed; where memory binds, the bound is raised before, and with more nodes if it is far still."""
     widest, fastest = _rungs_of(problem, families[-1]), min(makespan for makespan, _ in drafts)
     small = problem.cluster.num_ranks <= ONE_POD and problem.engine != "group"
-    binds = _memory_may_bind(problem, widest)
+    binds = memory_may_bind(problem, widest)
     if not (small and blocks.shapes) or _is_close(fastest, blocks):
         return []
     if binds:
@@ -231,8 +263,8 @@ class Lower(NamedTuple):
     shapes: frozenset[Shape]
 
 
-def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate) -> tuple[list[Draft], Lower]:
-    """Drafts of a family, and the lower bound.
+def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate | None) -> tuple[list[Draft], Lower]:
+    """Drafts of a family, and the lower bound; without a certificate the first draft will do.
 
     Rounds of the adaptive cut go on while it is the fillers that keep a draft above what its anchors reached; wider
     choices of blocks are tried where the anchors stay far above the bound.
@@ -241,7 +273,7 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
     drafts, binds = _on_free_sets(problem, family, rungs, known) if family.limit else ([], False)
     moved, loose = {id(each) for each in drafts}, bool(drafts) and not binds
     first = min(drafts, key=lambda draft: _step(problem, draft), default=None)
-    if first is not None and _is_near(problem, family, known, first) and not _waits(problem, first):
+    if first is not None and (known is None or _ends(problem, family, known, first)):
         return drafts, Lower(family.least, frozenset())
     attempt = Attempt(drafts, NEVER, binds)
     choices, tried = block_choices(problem, rungs, family.least), frozenset[Shape]()
@@ -250,16 +282,17 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
         task = make_task(problem, rungs, family.least, shapes, Budget(part))
         budget.nodes -= part
         tried |= shapes
-        attempt = _adapt(task, attempt, SHARES[:2] if loose else SHARES)
+        attempt = adapt(task, attempt, SHARES[:2] if loose else SHARES, any_will_do=known is None)
         fastest = min(attempt.drafts, key=_longest, default=None)
-        if fastest is not None and _is_near(problem, family, known, fastest):
+        if fastest is not None and (known is None or _is_near(problem, family, known, fastest)):
             break
     drafts = attempt.drafts
-    if problem.cluster.num_ranks > ONE_POD and problem.engine == "coalesced" and family.limit:
-        nearest = min(drafts, key=lambda draft: _step(problem, draft), default=None)
-        if nearest is None or not _is_near(problem, family, known, nearest):
-            drafts = [*drafts, *leftover_in_pods(task)]
-    if drafts and problem.engine == "coalesced" and problem.cluster.num_ranks <= MOST_RANKS:
+    if known is None or not drafts or problem.engine != "coalesced":
+        return drafts, Lower(max(attempt.lower, family.least), tried)
+    nearest = min(drafts, key=lambda draft: _step(problem, draft))
+    if problem.cluster.num_ranks > ONE_POD and family.limit and not _is_near(problem, family, known, nearest):
+        drafts = [*drafts, *leftover_in_pods(task)]
+    if problem.cluster.num_ranks <= MOST_RANKS:
         best = min(drafts, key=_longest)
         if best.split and best.longest > family.least + (family.least >> GOOD) and id(best) not in moved:
             drafts = [*drafts, polish(task, best)]
@@ -267,15 +300,13 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate)
 
 
 def _on_free_sets(
-    problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]], known: Certificate
+    problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]], known: Certificate | None
 ) -> tuple[list[Draft], bool]:
     """Drafts on rank sets that need not nest, and whether memory binds; until one is near, those that split what is
     left over when sequences are dealt out evenly, and those around placements that the bound met."""
     free, binds = free_draft(problem, family.least, rungs)
-    if free is None:
-        return [], binds
-    drafts = [free]
-    if known.is_near(_step(problem, free), NEAR):
+    drafts = [free] if free is not None else []
+    if free is None or known is None or known.is_near(_step(problem, free), NEAR):
         return drafts, binds
     left_over = leftover_draft(problem, family.least, rungs)
     drafts += [left_over] if left_over is not None else []
@@ -311,6 +342,11 @@ def _is_near(problem: Problem, family: Family, known: Certificate, draft: Draft)
     return draft.longest <= family.least + (family.least >> NEAR) or known.is_near(_step(problem, draft), NEAR)
 
 
+def _ends(problem: Problem, family: Family, known: Certificate, draft: Draft) -> bool:
+    """Whether a draft is near and does not wait, so that no search over blocks follows."""
+    return _is_near(problem, family, known, draft) and not _waits(problem, draft)
+
+
 def _waits(problem: Problem, free: Draft) -> bool:
     """Whether a draft's step is expected to take more than 0.4 % longer than its makespan."""
     makespan = _step(problem, free)
@@ -322,49 +358,6 @@ def _rungs_of(problem: Problem, family: Family) -> dict[str, tuple[Rung, ...]]:
     if family.limit:
         return problem.rungs_within[family.limit]
     return {name: tuple(rung for rung in rungs if rung.degree == 1) for name, rungs in problem.rungs_within[1].items()}
-
-
-class Attempt(NamedTuple):
-    """The drafts so far, a lower bound on the longest rank, and whether memory binds."""
-
-    drafts: list[Draft]
-    lower: int
-    binds: bool
-
-
-def _adapt(task: Task, before: Attempt, shares: tuple[int, ...]) -> Attempt:
-    """Drafts with more and more fillers as anchors, until one comes close to what its anchors allow."""
-    in_pods = task.problem.engine == "coalesced" and task.problem.cluster.num_ranks > ONE_POD
-    near = task.start + (task.start >> (FAIR if in_pods else NEAR))
-    drafts, binds = list(before.drafts), before.binds or (_memory_may_bind(task.problem, task.rungs) and not in_pods)
-    lower = task.start
-    seen: list[dict[str, int]] = []
-    for share in shares[1:] if binds else shares:
-        anchors = anchors_of(task, share)
-        if anchors in seen:
-            continue
-        seen.append(anchors)
-        found = draft(task, anchors, binds=binds)
-        if not binds and (found is None or not (found.loose or found.longest <= near)):
-            binds = True
-            drafts += [found] if found else []
-            found = draft(task, anchors, binds=True)
-        if found is None:
-            continue
-        lower = max(lower, found.lower)
-        drafts.append(found)
-        if found.longest <= max(found.target, lower) + (lower >> GOOD) or task.budget.nodes <= 0:
-            break
-    return Attempt(drafts, min(before.lower, lower), binds)
-
-
-def _memory_may_bind(problem: Problem, rungs: dict[str, tuple[Rung, ...]]) -> bool:
-    """Whether sequences at their least work fill more than 60 % of the memory."""
-    needed = 0
-    for name, count in problem.numbers.items():
-        for rung in rungs[name][:1]:
-            needed += count * (rung.kept + rung.live) * rung.degree
-    return 5 * needed > 3 * problem.cluster.num_ranks * problem.memory.room_bytes
 
 
 def _placements(problem: Problem, found: Draft) -> list[Placement]:
