@@ -218,10 +218,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return -(-degree // self.ranks_per_node)
 
     def smallest_even_footprint(self, degree: int) -> int:
-        """The fewest nodes that hold ``degree`` ranks in equal parts, powers of two alone; 0 where none do."""
-        nodes = 1
-        while nodes <= self.num_nodes:
+        """The fewest nodes that hold ``degree`` ranks in equal parts; 0 where none do. Powers of two and divisors of
+        ``num_nodes`` alone: runs of others would not fill the cluster."""
+        for nodes in range(1, self.num_nodes + 1):
+            if nodes & (nodes - 1) and self.num_nodes % nodes:
+                continue
             if degree % nodes == 0 and degree // nodes <= self.ranks_per_node:
                 return nodes
-            nodes *= 2
         return 0

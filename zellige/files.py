@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -19,7 +20,7 @@ import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
 import msgspec
 
@@ -216,9 +217,28 @@ def require_folder_place(path: Path) -> None:
 
 def _try_to_make(path: Path) -> None:
     """Make, and take away, the temporary file that a file would be written to."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
     os.close(descriptor)
     os.unlink(temporary)
+
+
+def _prefix(path: Path) -> str:
+    """The begin of a temporary file's name, which may be no longer than other names."""
+    return f".{path.name.encode()[:200].decode(errors='ignore')}."
+
+
+def lock(
+    file: IO[bytes], path: Path, writer: str = "process", fix: str = "wait for it to end, or name another"
+) -> None:
+    """Keep a file to this process while it is open.
+
+    Raises :class:`FileError` where another process writes it, and closes the file.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise FileError(f"another {writer} is writing {str(path)!r}", fix=fix) from None
 
 
 def _unwritable(path: Path, error: OSError | ValueError) -> FileError:
@@ -253,7 +273,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[typing.BinaryIO]:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as handle:
             yield handle

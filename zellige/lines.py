@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from types import FrameType
 from typing import BinaryIO, Self
 
 from zellige.errors import FileError
-from zellige.files import ANOTHER_PLACE
+from zellige.files import ANOTHER_PLACE, lock
 
 
 class LineWriter:
@@ -27,7 +28,7 @@ class LineWriter:
         self._file: BinaryIO | None = None
         if path is not None:
             try:
-                self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+                self._file = _begun_anew(path)
             except (OSError, ValueError) as error:
                 raise self._failed(error) from None
 
@@ -53,6 +54,15 @@ class LineWriter:
     def _failed(self, error: Exception) -> FileError:
         reason = getattr(error, "strerror", None) or error
         return FileError(f"cannot write {str(self._path)!r}: {reason}", fix=ANOTHER_PLACE)
+
+
+def _begun_anew(path: Path) -> BinaryIO:
+    """The file, empty, and this process's alone; pipes and devices as they are."""
+    file = open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0)  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        lock(file, path)
+        file.truncate()
+    return file
 
 
 def _write_all(file: BinaryIO, line: bytes) -> None:

@@ -169,7 +169,7 @@ def place_freely(search: FreeSearch, start: int, below: int) -> tuple[Chosen, in
     if not search.fronts:
         return (), start
     low = max(start, search.least)
-    if search.may_compile(2 * low if below >= NEVER else below):
+    if search.may_compile(2 * low if below >= NEVER else max(low, below)):
         arrays = search.as_arrays()
         reached = arrays.place(low, below, search.work)
         places = arrays.places

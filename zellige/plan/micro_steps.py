@@ -105,6 +105,8 @@ def plan_best_steps(problem: Problem, planner: Planner) -> Plan | Schedule:
     single = cutter.plan_of(cutter.counts)
     cut, fewest = (Cut(single.makespan_ns, (cutter.counts,)), True) if single is not None else _fewest(cutter)
     few = len(cut.parts)
+    if single is None:
+        cut = _or_by_length(cutter, cut, few) or cut
     most = few + max(MORE_NUMBERS, few // MORE_OF_MANY)
     better = cutter.by_length(cut.time_ns, range(few, most + 1), MANY_RUNS)
     if better is None and single is not None:

@@ -323,7 +323,8 @@ class Search:
         """Place the anchors one by one so that the slowest rank and the mean stay least; what they reach, or None where
         memory stops it. They stay placed on success."""
         work = self.sand.work + sum(anchor.rungs[0].work for anchor in self.anchors)
-        if is_compiled() and max(work, start, self.room) < LARGEST:
+        most = self.sand.work + sum(anchor.rungs[-1].work for anchor in self.anchors)
+        if is_compiled() and max(most, start, self.room) < LARGEST:
             arrays = self.arrays_for(1)
             settled = arrays.settle(start, work, self.room)
             if settled >= 0:

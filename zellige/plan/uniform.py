@@ -10,25 +10,47 @@ from zellige.units import ceil_div
 
 
 def uniform_degrees(problem: Problem) -> Iterator[tuple[int, int, dict[str, Rung]]]:
-    """(a lower bound in nanoseconds, degree, fastest rung of each bucket) for the sizes that divide the ranks
-    and a node, or are whole nodes: consecutive groups of others would straddle nodes. Of a bucket's rungs of one degree
-    the first is the fastest."""
+    """(a lower bound in nanoseconds without calls, degree, a rung of each bucket) for the sizes that divide the ranks
+    and a node, or are whole nodes: consecutive groups of others would straddle nodes.
+
+    Of each degree with the fastest rungs, with the fastest of those with the fewest ring rounds, and with those that
+    keep the fewest bytes, where these are others.
+    """
     num_ranks, per_node = problem.cluster.num_ranks, problem.cluster.ranks_per_node
     spans = {
         degree: -(-degree // per_node)
         for degree in range(1, num_ranks + 1)
         if num_ranks % degree == 0 and max(per_node, degree) % min(per_node, degree) == 0
     }
-    fastest: dict[int, dict[str, Rung]] = {degree: {} for degree in spans}
+    found: dict[int, dict[str, list[Rung]]] = {degree: {} for degree in spans}
     for name in problem.numbers:
         for rung in problem.rungs[name]:
             if spans.get(rung.degree) == rung.nodes:
-                fastest[rung.degree].setdefault(name, rung)
-    for degree, rungs in fastest.items():
+                found[rung.degree].setdefault(name, []).append(rung)
+    for degree, rungs in found.items():
         if len(rungs) < len(problem.numbers):
             continue
-        work = sum(count * rungs[name].work for name, count in problem.numbers.items())
-        yield max(ceil_div(work, num_ranks), max(rung.time for rung in rungs.values())), degree, rungs
+        tried: list[dict[str, Rung]] = []
+        for key in (_floor, _rounds, _kept):
+            chosen = {name: min(each, key=key) for name, each in rungs.items()}
+            if chosen not in tried:
+                tried.append(chosen)
+                times = {name: _floor(rung) for name, rung in chosen.items()}
+                work = sum([count * times[name] * degree for name, count in problem.numbers.items()])
+                yield max(ceil_div(work, num_ranks), max(times.values())), degree, chosen
+
+
+def _floor(rung: Rung) -> int:
+    """What a rung takes at least, however many share its calls."""
+    return rung.option.floor_ns
+
+
+def _rounds(rung: Rung) -> tuple[int, int]:
+    return rung.option.config.k, rung.option.floor_ns
+
+
+def _kept(rung: Rung) -> tuple[int, int]:
+    return rung.kept, rung.option.floor_ns
 
 
 def fill_groups(problem: Problem, degree: int, rungs: dict[str, Rung]) -> tuple[dict[str, list[int]], Ranks]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zellige.errors import NoRoomError
-from zellige.placement import Placement, Plan, Problem, Share, Solver, Tally, make_plan, require_placeable
+from zellige.placement import Placement, Plan, Problem, Share, Solver, Tally, make_plan, rank_costs, require_placeable
 from zellige.plan.adapt import Attempt, adapt, memory_may_bind
 from zellige.plan.any_sets import Certificate
 from zellige.plan.attempt_kernel import CLOSE, GOOD, NEAR
@@ -79,9 +79,9 @@ def plan_zellige(problem: Problem) -> Plan:
     lowers: dict[int, Lower] = {}
     known = Certificate(problem, *best_bound(problem))
     drafts = _drafts(problem, families, lowers, known)
-    reached = min((makespan for makespan, _ in drafts), default=NEVER)
-    if not known.is_near(reached, GOOD):
-        drafts += _uniform(problem, reached)
+    if not known.is_near(min((makespan for makespan, _ in drafts), default=NEVER), GOOD):
+        steps = [expected_step_ns(problem, draft, makespan) for makespan, draft in drafts]
+        drafts += _uniform(problem, min(steps, default=NEVER))
     if not drafts:
         raise _no_plan(problem)
     fastest, _ = min(drafts, key=_makespan)
@@ -202,20 +202,22 @@ def _in_order(families: list[Family]) -> list[Family]:
     return [first, *sorted((family for family in families if family is not first), key=_least_step)]
 
 
-def _uniform(problem: Problem, makespan: int) -> list[tuple[int, Draft]]:
-    """Uniform groups that may be faster than a makespan and fit."""
+def _uniform(problem: Problem, step: int) -> list[tuple[int, Draft]]:
+    """Uniform groups that may be faster than an expected step, and fit."""
     found = []
     for least, degree, rungs in uniform_degrees(problem):
         rounds = max(rung.option.config.k for rung in rungs.values()) if degree > 1 else 0
-        if least + calls_ns(problem, min(rounds, 1)) >= makespan:
+        if least + calls_ns(problem, rounds) >= step:
             continue
         counts, ranks = fill_groups(problem, degree, rungs)
-        reached = max(ranks.time) + calls_ns(problem, rounds)
-        if reached < makespan and ranks.fit(problem.memory.room_bytes):
-            whole = counts if degree == 1 else {}
-            ways = group_ways(degree, rungs, counts) if degree > 1 else []
-            origin = f"uniform groups of {degree}"
-            found.append((reached, Draft(split=ways, whole=whole, longest=max(ranks.time), origin=origin)))
+        whole = counts if degree == 1 else {}
+        ways = group_ways(degree, rungs, counts) if degree > 1 else []
+        draft = Draft(split=ways, whole=whole, longest=max(ranks.time), origin=f"uniform groups of {degree}")
+        reached = _step(problem, draft)
+        if problem.engine == "group" and degree > 1:
+            reached = rank_costs(problem, _placements(problem, draft)).makespan_ns
+        if reached < step and ranks.fit(problem.memory.room_bytes):
+            found.append((reached, draft))
     return found
 
 

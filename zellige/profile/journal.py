@@ -8,17 +8,16 @@ line that was cut off when the profile was killed is dropped; every line before 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from zellige.calibration import MOST_PACE, HostInfo
 from zellige.errors import FileError, FormatError, ModelMismatchError
+from zellige.files import lock
 from zellige.profile.timing import LinkResult, ProbeResult
 
 SCHEMA = "zellige.profile_journal/3"
@@ -54,7 +53,7 @@ class Journal:
         whole = self._read(header) if path.exists() else 0
         try:
             self._file = path.open("r+b" if whole else "wb")
-            lock(self._file, path)
+            lock(self._file, path, "profile", "wait for it to end, or give this one another --out")
             if whole:
                 self._file.seek(whole)
                 self._file.truncate()
@@ -105,20 +104,6 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def lock(file: IO[bytes], path: Path) -> None:
-    """Keep the journal to this process while the file is open.
-
-    Raises :class:`FileError` where another process writes it, and closes the file.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise FileError(
-            f"another profile is writing {str(path)!r}", fix="wait for it to end, or give this one another --out"
-        ) from None
 
 
 def _refuse_absurd_paces(results: Sequence[ProbeResult], where: str) -> None:
