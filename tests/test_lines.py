@@ -94,3 +94,17 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_cannot_be_written_is_a_file_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileError, match="cannot write"):
         LineWriter(tmp_path / name)
+
+
+def test_a_file_of_lines_has_one_writer(tmp_path: Path) -> None:
+    """The second one is refused before it takes away what the first has written."""
+    path = tmp_path / "lines"
+    with LineWriter(path) as writer:
+        writer.write(b"first\n")
+        with pytest.raises(FileError, match="another process is writing"):
+            LineWriter(path)
+        writer.write(b"second\n")
+    assert path.read_bytes() == b"first\nsecond\n"
+    with LineWriter(path) as writer:
+        writer.write(b"anew\n")
+    assert path.read_bytes() == b"anew\n"

@@ -22,10 +22,12 @@ NOISY = ("dp", "static-coalesced", "zellige-paper-coalesced")
 JITTER = SimOptions(noise=Noise(seed=7, jitter=0.05))
 
 
-def problem_of(counts: dict[tuple[int, int, int], int], cluster: str = "a800x4") -> Problem:
+def problem_of(
+    counts: dict[tuple[int, int, int], int], cluster: str = "a800x4", name: str = "wan2.1-t2v-1.3b"
+) -> Problem:
     from zellige.catalog import load_model
 
-    model = load_model("wan2.1-t2v-1.3b")
+    model = load_model(name)
     buckets = tuple(sorted((make_bucket(model, *shape) for shape in counts), key=lambda bucket: bucket.num_tokens))
     numbers = {make_bucket(model, *shape).name: count for shape, count in counts.items()}
     sequences = tuple(Sequence(f"{b.name}-{i}", b) for b in buckets for i in range(numbers[b.name]))
@@ -67,6 +69,15 @@ def test_rows_are_what_the_simulator_says_of_each_plan(fidelity: Fidelity) -> No
             there = sum(report.mean(name) for report in reports for name in names) / 2
             assert parts[cause] == pytest.approx(there, abs=2)
     assert comparison.verdict
+
+
+def test_where_one_side_of_the_verdict_does_not_fit_what_fits_is_named() -> None:
+    short = problem_of({(832, 480, 81): 60}, "h200x8", "wan2.1-t2v-14b")
+    told = compare([short], ["zellige", "static-coalesced", "static"])
+    assert [row.policy for row in told.rows if row.fits] == ["static"]
+    assert told.verdict.startswith("nothing to compare: static-coalesced and zellige have no plan")
+    assert "static takes the least" in told.verdict
+    assert compare([short], ["static"]).verdict == ""
 
 
 def test_additive_rows_are_the_plans_own() -> None:

@@ -232,7 +232,9 @@ def _require_torch() -> None:
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError:
-        raise MissingExtraError("executing a plan needs torch", fix="pip install 'zellige[exec]'") from None
+        raise MissingExtraError(
+            "executing a plan needs torch", fix="pip install -e '.[exec]' in the checkout"
+        ) from None
 
 
 def _write_trace(path: Path, trace: Any) -> None:

@@ -69,7 +69,9 @@ def _parquet_rows(path: Path, label: str) -> Iterator[tuple[int, dict[str, Any]]
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError:
-        raise MissingExtraError(f"reading {label} needs pyarrow", fix="pip install 'zellige[parquet]'") from None
+        raise MissingExtraError(
+            f"reading {label} needs pyarrow", fix="pip install -e '.[parquet]' in the checkout"
+        ) from None
     try:
         with path.open("rb") as handle:
             file = pyarrow.parquet.ParquetFile(handle)

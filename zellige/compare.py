@@ -145,7 +145,7 @@ def make_comparison(
 def verdict(rows: Sequence[Row]) -> str:
     """Whether the best moldable plan beats the best static split under the same engine, and what coalescing brings.
 
-    Empty where the rows lack one of the two, or it does not fit.
+    Where one of the two is there and does not fit, what fits best; empty where the rows lack one of them.
     """
     static, moldable = best_static(rows), best_moldable(rows)
     if not any(row.fits for row in rows):
@@ -154,7 +154,7 @@ def verdict(rows: Sequence[Row]) -> str:
             " or plan --micro-steps auto"
         )
     if static is None or moldable is None:
-        return ""
+        return _one_sided(rows, "static-coalesced" if static is None else "", moldable is None)
     longer = moldable[1] / static[1] - 1
     against = "the best static split under the coalesced engine"
     if abs(longer) < 5e-4:
@@ -172,6 +172,21 @@ def verdict(rows: Sequence[Row]) -> str:
             f"; coalescing alone makes the best static split {abs(change):.1%} {'shorter' if change <= 0 else 'longer'}"
         )
     return text
+
+
+def _one_sided(rows: Sequence[Row], static: str, moldable: bool) -> str:
+    """What to say where the static policy of that name, or all moldable ones, have no plan that fits."""
+    unfit = [static] if static and any(row.policy == static for row in rows) else []
+    if moldable:
+        unfit += [row.policy for row in rows if find_policy(row.policy).moldable][-1:]
+    best = _best(rows, lambda _: True)
+    if not unfit or best is None:
+        return ""
+    return (
+        f"nothing to compare: {' and '.join(unfit)} {'has' if len(unfit) == 1 else 'have'} no plan within the memory"
+        f" of a GPU; of those that fit, {best[0]} takes the least; try plan --micro-steps auto, or plan --engine group,"
+        " which keeps fewer bytes"
+    )
 
 
 def verdict_kind(rows: Sequence[Row]) -> str:

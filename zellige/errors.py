@@ -253,7 +253,7 @@ class MissingExtraError(ZelligeError):
 
     code = "ZL600"
     exit_code = 6
-    way_out = "pip install 'zellige[exec,sweep,parquet]', or leave out what needs it"
+    way_out = "pip install -e '.[exec,sweep,parquet]' in the checkout, or leave out what needs it"
 
 
 class KernelError(MissingExtraError):

@@ -126,7 +126,7 @@ def in_parallel(function: Callable[[T], R], work: Iterable[T], jobs: int) -> Ite
         import joblib
     except ModuleNotFoundError:
         raise MissingExtraError(
-            f"{count_of(jobs, 'job')} need joblib", fix="pip install 'zellige[sweep]', or --jobs 1"
+            f"{count_of(jobs, 'job')} need joblib", fix="pip install -e '.[sweep]' in the checkout, or --jobs 1"
         ) from None
     pending = iter(work)
     with joblib.Parallel(n_jobs=jobs) as parallel:

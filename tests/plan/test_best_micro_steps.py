@@ -152,3 +152,11 @@ def test_more_than_the_fewest_are_looked_for_where_these_are_many() -> None:
     assert fewest.num_micro_steps > 16
     assert best.num_micro_steps > fewest.num_micro_steps
     assert best.step_time_ns < fewest.step_time_ns * (1 - LEAST_GAIN)
+
+
+def test_the_best_is_no_worse_than_the_fewest_cut_by_length() -> None:
+    """60 clips of 720p, 4 of 1080p and 200 images: the fewest, cut by length, take less than more of them do."""
+    shapes = [(1280, 720, 81)] * 60 + [(1920, 1080, 161)] * 4 + [(1024, 1024, 1)] * 200
+    problem, planner = policy_planner(make_problem(shapes, "a800x8"), "zellige")
+    fewest = plan_in_steps(problem, planner)
+    assert time_of(plan_in_steps(problem, planner, BEST)) <= time_of(fewest)

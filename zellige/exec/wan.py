@@ -37,7 +37,7 @@ def require_wan(model: ModelSpec) -> None:
     try:
         import diffusers
     except ModuleNotFoundError:
-        raise MissingExtraError("a Wan model needs diffusers", fix="pip install 'zellige[wan]'") from None
+        raise MissingExtraError("a Wan model needs diffusers", fix="pip install -e '.[wan]' in the checkout") from None
     if diffusers.__version__.rpartition(".")[0] != SUPPORTED:
         raise MissingExtraError(
             f"the Wan adapter follows diffusers {SUPPORTED}, and {diffusers.__version__} is installed",

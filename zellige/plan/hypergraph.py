@@ -63,6 +63,6 @@ def _mt_kahypar() -> tuple[Any, Any]:
         import mtkahypar
     except ImportError:
         raise MissingExtraError(
-            "the policy dcp needs Mt-KaHyPar, which is not installed", fix="pip install 'zellige[dcp]'"
+            "the policy dcp needs Mt-KaHyPar, which is not installed", fix="pip install -e '.[dcp]' in the checkout"
         ) from None
     return mtkahypar, mtkahypar.initialize(1, False)

@@ -6,6 +6,7 @@ A sequence under an option of degree d keeps ``kept_bytes`` on d ranks until its
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from zellige.errors import NoRoomError
@@ -60,7 +61,7 @@ def require_room(problem: Problem, num_micro_steps: int) -> None:
     option, ranks = _smallest(problem, need.heaviest), problem.cluster.num_ranks
     name = next(sequence.id for sequence in problem.batch.sequences if sequence.bucket == need.heaviest)
     raise NoRoomError(
-        f"{steps} cannot hold the batch, however it is split",
+        f"{steps} cannot hold the batch under engine {problem.engine}, however it is split",
         where=f"{problem.batch.name}: {count_of(len(problem.batch.sequences), 'sequence')} on {ranks} x"
         f" {problem.cluster.device.name}",
         details=(
@@ -69,8 +70,17 @@ def require_room(problem: Problem, num_micro_steps: int) -> None:
             f" {format_bytes(_kept(option))} over its ranks (as {option.config})",
         ),
         fix=("" if num_micro_steps == 1 else f"at least {need.least_micro_steps} micro-steps, or ")
-        + f"about {ceil_div(need.needed_bytes * ranks, num_micro_steps * need.room_bytes)} ranks",
+        + f"about {ceil_div(need.needed_bytes * ranks, num_micro_steps * need.room_bytes)} ranks"
+        + _leaner_engine(problem, num_micro_steps),
     )
+
+
+def _leaner_engine(problem: Problem, num_micro_steps: int) -> str:
+    """A word on an engine under which memory does not rule out so many micro-steps."""
+    if problem.engine != "coalesced":
+        return ""
+    leaner = room_need(dataclasses.replace(problem, engine="group"))
+    return ", or --engine group, which keeps fewer bytes" if num_micro_steps >= leaner.least_micro_steps else ""
 
 
 def without_plan(problem: Problem, message: str, fix: str) -> NoRoomError:

@@ -114,16 +114,16 @@ def make_task(
 
 
 def block_choices(problem: Problem, rungs: dict[str, tuple[Rung, ...]], start: int) -> list[frozenset[Shape]]:
-    """Shapes to search over, one choice after another: powers of two and what is the cheapest way of a bucket to stay
-    within ``start``; powers of two alone, whose blocks nest; also three times powers of two. On nodes of other sizes,
-    sizes that divide each other take the place of powers of two.
+    """Shapes to search over, one choice after another: powers of two, whole nodes, and what is the cheapest way of a
+    bucket to stay within ``start``; powers of two and whole nodes alone, most of whose blocks nest; also three times
+    powers of two.
 
     Only the coalesced engine needs no nesting: the others would wait where rank sets overlap otherwise (the no-wait
-    theorem), so they get sizes that nest wherever these allow a plan.
+    theorem), so they get powers of two and whole nodes wherever these allow a plan.
     """
-    cluster, even = problem.cluster, problem.cluster.ranks_per_node & (problem.cluster.ranks_per_node - 1) == 0
-    powers = {2**power for power in range(cluster.num_ranks.bit_length())} if even else set[int]()
-    powers |= set(aligned_sizes(cluster))
+    cluster = problem.cluster
+    powers = {2**power for power in range(cluster.num_ranks.bit_length())}
+    powers |= {size for size in aligned_sizes(cluster) if size % cluster.ranks_per_node == 0}
     cheapest = {next((rung.degree for rung in rungs[name] if rung.time <= start), 1) for name in problem.numbers}
     threes = {3 * power for power in powers if 3 * power <= cluster.num_ranks}
     degrees = [powers | cheapest, powers, powers | cheapest | threes]

@@ -106,7 +106,7 @@ def _torch() -> Any:
     try:
         import torch
     except ModuleNotFoundError:
-        raise MissingExtraError("measuring needs torch", fix="pip install 'zellige[exec]'") from None
+        raise MissingExtraError("measuring needs torch", fix="pip install -e '.[exec]' in the checkout") from None
     return torch
 
 
