@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from zellige.plan.compiled import compiled, is_compiled
 from zellige.plan.layout import int_array, int_table, zeros
 from zellige.plan.packing import Split
+from zellige.plan.search_kernel import NEVER
 from zellige.plan.task import Draft
 from zellige.problem import Problem
 from zellige.waits import AS_THEY_ARE, LARGEST, Loops, Way, best_cut
@@ -35,6 +36,16 @@ def choose(problem: Problem, drafts: Iterable[Scored]) -> Draft:
     assert least is not None
     close = [(makespan, draft) for step, makespan, draft in expected if step <= least + (least >> CLOSE)]
     return min(close, key=_preference)[1]
+
+
+def least_step_ns(problem: Problem, drafts: Iterable[Scored]) -> int:
+    """The least expected step of some drafts, :data:`NEVER` of none, in nanoseconds."""
+    least = NEVER
+    for makespan, draft in sorted(drafts, key=_makespan):
+        if makespan >= least:
+            break
+        least = min(least, expected_step_ns(problem, draft, makespan))
+    return least
 
 
 def expected_step_ns(problem: Problem, draft: Draft, makespan: int) -> int:

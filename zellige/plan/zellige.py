@@ -13,7 +13,7 @@ from zellige.plan.attempts import free_draft
 from zellige.plan.blocks import Shape
 from zellige.plan.bounds import best_bound, least_time_of, whole_time_of
 from zellige.plan.chain import calls_ns
-from zellige.plan.choice import choose, expected_step_ns
+from zellige.plan.choice import choose, expected_step_ns, least_step_ns
 from zellige.plan.drafts import polish
 from zellige.plan.laid import laid_draft
 from zellige.plan.leftover import leftover_draft, leftover_in_pods
@@ -80,8 +80,7 @@ def plan_zellige(problem: Problem) -> Plan:
     known = Certificate(problem, *best_bound(problem))
     drafts = _drafts(problem, families, lowers, known)
     if not known.is_near(min((makespan for makespan, _ in drafts), default=NEVER), GOOD):
-        steps = [expected_step_ns(problem, draft, makespan) for makespan, draft in drafts]
-        drafts += _uniform(problem, min(steps, default=NEVER))
+        drafts += _uniform(problem, least_step_ns(problem, drafts))
     if not drafts:
         raise _no_plan(problem)
     fastest, _ = min(drafts, key=_makespan)
@@ -210,13 +209,15 @@ def _uniform(problem: Problem, step: int) -> list[tuple[int, Draft]]:
         if least + calls_ns(problem, rounds) >= step:
             continue
         counts, ranks = fill_groups(problem, degree, rungs)
+        reached, packs = max(ranks.time) + calls_ns(problem, rounds), problem.engine == "group" and degree > 1
+        if not ranks.fit(problem.memory.room_bytes) or (reached >= step and not packs):
+            continue
         whole = counts if degree == 1 else {}
         ways = group_ways(degree, rungs, counts) if degree > 1 else []
         draft = Draft(split=ways, whole=whole, longest=max(ranks.time), origin=f"uniform groups of {degree}")
-        reached = _step(problem, draft)
-        if problem.engine == "group" and degree > 1:
+        if packs:
             reached = rank_costs(problem, _placements(problem, draft)).makespan_ns
-        if reached < step and ranks.fit(problem.memory.room_bytes):
+        if reached < step:
             found.append((reached, draft))
     return found
 
