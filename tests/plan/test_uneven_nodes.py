@@ -10,6 +10,7 @@ import pytest
 from zellige.catalog import load_cluster, load_model
 from zellige.placement import Engine, Problem
 from zellige.plan import plan_batch
+from zellige.plan.search_kernel import NEVER
 from zellige.plan.uniform import uniform_degrees
 from zellige.plan_check import placement_findings
 from zellige.sources import build_problem
@@ -58,7 +59,7 @@ def test_what_only_all_ranks_together_hold_has_a_plan() -> None:
 
 def test_groups_run_the_fastest_rungs_those_of_fewest_rounds_and_the_smallest() -> None:
     problem = problem_of(2, 7, 81, 121)
-    found = [(degree, rungs) for _, degree, rungs in uniform_degrees(problem) if degree == 7]
+    found = [(degree, rungs) for _, degree, rungs in uniform_degrees(problem, NEVER) if degree == 7]
     assert found
     floors = [sum(rung.option.floor_ns for rung in rungs.values()) for _, rungs in found]
     assert floors[0] == min(floors)

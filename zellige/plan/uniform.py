@@ -9,12 +9,12 @@ from zellige.problem import Problem, Rung
 from zellige.units import ceil_div
 
 
-def uniform_degrees(problem: Problem) -> Iterator[tuple[int, int, dict[str, Rung]]]:
+def uniform_degrees(problem: Problem, below: int) -> Iterator[tuple[int, int, dict[str, Rung]]]:
     """(a lower bound in nanoseconds without calls, degree, a rung of each bucket) for the sizes that divide the ranks
     and a node, or are whole nodes: consecutive groups of others would straddle nodes.
 
     Of each degree with the fastest rungs, with the fastest of those with the fewest ring rounds, and with those that
-    keep the fewest bytes, where these are others.
+    keep the fewest bytes, where these are others; none where even the fastest do not stay ``below`` a time.
     """
     num_ranks, per_node = problem.cluster.num_ranks, problem.cluster.ranks_per_node
     spans = {
@@ -33,11 +33,15 @@ def uniform_degrees(problem: Problem) -> Iterator[tuple[int, int, dict[str, Rung
         tried: list[dict[str, Rung]] = []
         for key in (_floor, _rounds, _kept):
             chosen = {name: min(each, key=key) for name, each in rungs.items()}
-            if chosen not in tried:
-                tried.append(chosen)
-                times = {name: _floor(rung) for name, rung in chosen.items()}
-                work = sum([count * times[name] * degree for name, count in problem.numbers.items()])
-                yield max(ceil_div(work, num_ranks), max(times.values())), degree, chosen
+            if chosen in tried:
+                continue
+            tried.append(chosen)
+            times = {name: _floor(rung) for name, rung in chosen.items()}
+            work = sum([count * times[name] * degree for name, count in problem.numbers.items()])
+            least = max(ceil_div(work, num_ranks), max(times.values()))
+            if key is _floor and least >= below:
+                break
+            yield least, degree, chosen
 
 
 def _floor(rung: Rung) -> int:

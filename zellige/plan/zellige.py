@@ -204,7 +204,7 @@ def _in_order(families: list[Family]) -> list[Family]:
 def _uniform(problem: Problem, step: int) -> list[tuple[int, Draft]]:
     """Uniform groups that may be faster than an expected step, and fit."""
     found = []
-    for least, degree, rungs in uniform_degrees(problem):
+    for least, degree, rungs in uniform_degrees(problem, step):
         rounds = max(rung.option.config.k for rung in rungs.values()) if degree > 1 else 0
         if least + calls_ns(problem, rounds) >= step:
             continue
