@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zellige.plan import prefer_compiled
 from zellige.plan.free import FreeSearch, front, place_freely
 from zellige.plan.packing import Ranks, Split
 from zellige.plan.refine import Book, refine
@@ -131,3 +132,14 @@ def test_local_search_splits_what_is_too_coarse() -> None:
     assert ranks.time == [52, 52, 52, 52]
     assert [way.ranks for way in split] == [(0, 2), (1, 3)]
     assert whole == {"a": [0, 0, 0, 0]}
+
+
+def test_a_limit_beyond_machine_integers_is_no_limit() -> None:
+    fronts = [(rung(1, 100),), (rung(1, 100),)]
+    prefer_compiled()
+    try:
+        found = [place_freely(FreeSearch(1, 2, fronts, 0), 1, below) for below in (NEVER, 2**70)]
+    finally:
+        prefer_compiled(False)
+    assert found[0] == found[1] is not None
+    assert place_freely(FreeSearch(1, 2, fronts, 0), 1, 2**70) == found[0]

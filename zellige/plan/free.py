@@ -171,7 +171,7 @@ def place_freely(search: FreeSearch, start: int, below: int) -> tuple[Chosen, in
     low = max(start, search.least)
     if search.may_compile(2 * low if below >= NEVER else max(low, below)):
         arrays = search.as_arrays()
-        reached = arrays.place(low, below, search.work)
+        reached = arrays.place(low, min(below, NEVER), search.work)
         places = arrays.places
         return None if reached < 0 else (_as_chosen(arrays.placed(places.best_rung, places.best_taken)), reached)
     tried = [low + (low >> power if power else 0) for power in ROOMIER]
