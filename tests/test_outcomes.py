@@ -75,9 +75,10 @@ def test_where_one_side_of_the_verdict_does_not_fit_what_fits_is_named() -> None
     short = problem_of({(832, 480, 81): 60}, "h200x8", "wan2.1-t2v-14b")
     told = compare([short], ["zellige", "static-coalesced", "static"])
     assert [row.policy for row in told.rows if row.fits] == ["static"]
-    assert told.verdict.startswith("nothing to compare: static-coalesced and zellige have no plan")
+    assert told.verdict.startswith("nothing to compare: static-coalesced, zellige have no plan")
     assert "static takes the least" in told.verdict
     assert compare([short], ["static"]).verdict == ""
+    assert compare([problem_of({(832, 480, 81): 8})], ["zellige"]).verdict == "", "no static split was asked for"
 
 
 def test_additive_rows_are_the_plans_own() -> None:

@@ -154,7 +154,7 @@ def verdict(rows: Sequence[Row]) -> str:
             " or plan --micro-steps auto"
         )
     if static is None or moldable is None:
-        return _one_sided(rows, "static-coalesced" if static is None else "", moldable is None)
+        return _one_sided(rows)
     longer = moldable[1] / static[1] - 1
     against = "the best static split under the coalesced engine"
     if abs(longer) < 5e-4:
@@ -174,16 +174,16 @@ def verdict(rows: Sequence[Row]) -> str:
     return text
 
 
-def _one_sided(rows: Sequence[Row], static: str, moldable: bool) -> str:
-    """What to say where the static policy of that name, or all moldable ones, have no plan that fits."""
-    unfit = [static] if static and any(row.policy == static for row in rows) else []
-    if moldable:
-        unfit += [row.policy for row in rows if find_policy(row.policy).moldable][-1:]
+def _one_sided(rows: Sequence[Row]) -> str:
+    """What to say where a side of the verdict is there and has no plan that fits: whose, and what fits best."""
+    static = [row for row in rows if row.policy == "static-coalesced"]
+    moldable = [row for row in rows if find_policy(row.policy).moldable]
+    unfit = [row.policy for side in (static, moldable) if not any(row.fits for row in side) for row in side]
     best = _best(rows, lambda _: True)
     if not unfit or best is None:
         return ""
     return (
-        f"nothing to compare: {' and '.join(unfit)} {'has' if len(unfit) == 1 else 'have'} no plan within the memory"
+        f"nothing to compare: {', '.join(unfit)} {'has' if len(unfit) == 1 else 'have'} no plan within the memory"
         f" of a GPU; of those that fit, {best[0]} takes the least; try plan --micro-steps auto, or plan --engine group,"
         " which keeps fewer bytes"
     )

@@ -228,7 +228,7 @@ def _prefix(path: Path) -> str:
 
 
 def lock(
-    file: IO[bytes], path: Path, writer: str = "process", fix: str = "wait for it to end, or name another"
+    file: IO[bytes], path: Path, writer: str = "process", fix: str = "wait for it to end, or name another file"
 ) -> None:
     """Keep a file to this process while it is open.
 

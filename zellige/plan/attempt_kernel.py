@@ -29,6 +29,9 @@ CLOSE = 11
 
 MAX_CHANGES = 64
 
+SHORT = 20
+"""Sequences that take a twentieth of the bound whole, or less, are short."""
+
 ROUNDS = 2
 """How often the two local searches take turns."""
 
@@ -102,7 +105,7 @@ def _floor_of(bucket: int, number: int, attempt: int, w: Ints, has: Setting, at:
     if bucket >= has.kinds:
         return 1
     if w[at.trial + TRIAL * attempt + 3] and (
-        number < w[at.number + bucket] or 20 * w[at.kind_time + bucket] <= has.start
+        number < w[at.number + bucket] or SHORT * w[at.kind_time + bucket] <= has.start
     ):
         return 3
     return 2 if 5 * w[at.kind_time + bucket] <= has.start else 1

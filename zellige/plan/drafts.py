@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zellige.plan.attempt_kernel import CLOSE, GOOD, MAX_CHANGES, MAX_STEPS, ROUNDS
+from zellige.plan.attempt_kernel import CLOSE, GOOD, MAX_CHANGES, MAX_STEPS, ROUNDS, SHORT
 from zellige.plan.blocks import Pod, make_pod
 from zellige.plan.free import Chosen, FreeSearch, front, place_freely
 from zellige.plan.improve import improve
@@ -84,7 +84,7 @@ def floored(task: Task, anchors: dict[str, int], floors: Floors) -> dict[str, tu
         whole, floor = task.whole.get(name), floors.longer
         if whole is not None and 5 * whole.time <= task.start:
             floor = floors.shorter
-        if whole is not None and floors.rest and (number < task.numbers[name] or 20 * whole.time <= task.start):
+        if whole is not None and floors.rest and (number < task.numbers[name] or SHORT * whole.time <= task.start):
             floor = floors.rest
         fronts[name] = task.front(name, floor=floor)
     return fronts

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from zellige.plan.any_sets import Laid
+from zellige.plan.attempt_kernel import SHORT
 from zellige.plan.blocks import Block
 from zellige.plan.drafts import Placed, fill, polish
 from zellige.plan.free import FreeSearch, place_freely
@@ -14,9 +15,6 @@ from zellige.plan.packing import Ranks
 from zellige.plan.search import Found
 from zellige.plan.task import Draft, Task, anchors_of, members_of, sand_of
 from zellige.problem import Option, Rung
-
-SHARE = 20
-"""Other sequences longer than a twentieth of the bound are placed one by one."""
 
 
 def laid_draft(task: Task, laid: Sequence[Laid], below: int) -> Draft | None:
@@ -31,7 +29,7 @@ def laid_draft(task: Task, laid: Sequence[Laid], below: int) -> Draft | None:
     ranks, mine = Ranks(cluster.num_ranks), Counter([each.bucket for each in laid])
     for rung, block in chosen:
         ranks.add(block.ranks, rung)
-    rest = {name: max(0, number - mine[name]) for name, number in anchors_of(task, SHARE).items()}
+    rest = {name: max(0, number - mine[name]) for name, number in anchors_of(task, SHORT).items()}
     others = [anchor.bucket for anchor in members_of(task, rest)]
     anchors = mine + Counter(others)
     sand = sand_of(task, anchors, ())

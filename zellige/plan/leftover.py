@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zellige.plan.attempt_kernel import SHORT
 from zellige.plan.attempts import best_attempt, may_cross
 from zellige.plan.chain import calls_ns
 from zellige.plan.drafts import draft
 from zellige.plan.search import Budget
 from zellige.plan.task import MAX_ANCHORS, Draft, Floors, Task, anchors_of
 from zellige.problem import Problem, Rung
-
-SHARE = 20
-"""Sequences longer than a twentieth of the bound are anchors, but where there are enough of a bucket for all ranks."""
 
 KINDS = 3
 """So many buckets are dealt out, the longest ones."""
@@ -59,7 +57,7 @@ def _rest(task: Task, dealt: Sequence[str]) -> dict[str, int]:
     """Long sequences, and those that are left over when a number that all ranks can have is dealt out."""
     num_ranks = task.problem.cluster.num_ranks
     most = MAX_ANCHORS * max(1, num_ranks // 32)
-    rest = {name: number for name, number in anchors_of(task, SHARE).items() if name not in dealt}
+    rest = {name: number for name, number in anchors_of(task, SHORT).items() if name not in dealt}
     for name in dealt:
         left = min(task.numbers[name] % num_ranks, most)
         most -= left
@@ -70,7 +68,7 @@ def _rest(task: Task, dealt: Sequence[str]) -> dict[str, int]:
 
 def _dealt(task: Task) -> list[str]:
     """The buckets that are dealt out: those that fit whole and of which each rank can have one, or that are short."""
-    anchors, num_ranks = anchors_of(task, SHARE), task.problem.cluster.num_ranks
+    anchors, num_ranks = anchors_of(task, SHORT), task.problem.cluster.num_ranks
     return [
         name
         for name, whole in task.whole.items()
