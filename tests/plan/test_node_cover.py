@@ -17,7 +17,8 @@ from zellige.placement import Problem
 from zellige.plan import drafts, plan_batch
 from zellige.plan.blocks import Block
 from zellige.plan.compiled import is_compiled, prefer_compiled
-from zellige.plan.node_cover import Field, NodeCover, _cover
+from zellige.plan.covering import Covering
+from zellige.plan.node_cover import Field, NodeCover
 from zellige.plan.search_kernel import NEVER
 from zellige.problem import Option, Rung
 from zellige.shards import ParallelConfig
@@ -70,7 +71,7 @@ def test_the_cover_is_the_cheapest_of_all(others: list[int], drawn: list[tuple[i
     found = []
     for wanted in (False, True):
         prefer_compiled(wanted)
-        found.append(_cover(total, patterns, prices, units))
+        found.append(Covering(total, patterns).cheapest(prices, units))
     assert found[0] == found[1]
     if found[0] is None:
         assert cheapest is None

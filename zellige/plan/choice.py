@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from zellige.plan.chain import calls_ns
 from zellige.plan.compiled import compiled, is_compiled
 from zellige.plan.layout import int_array, int_table, zeros
 from zellige.plan.packing import Split
@@ -46,6 +47,11 @@ def least_step_ns(problem: Problem, drafts: Iterable[Scored]) -> int:
             break
         least = min(least, expected_step_ns(problem, draft, makespan))
     return least
+
+
+def makespan_ns(problem: Problem, draft: Draft) -> int:
+    """The time of a draft's slowest rank with the calls that the engine adds, in nanoseconds."""
+    return draft.longest + calls_ns(problem, draft.rounds)
 
 
 def expected_step_ns(problem: Problem, draft: Draft, makespan: int) -> int:

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from zellige.plan import cover_kernel
 from zellige.plan.blocks import Block
-from zellige.plan.compiled import LARGEST, compiled, is_compiled
-from zellige.plan.cover_kernel import UNREACHED, Cover
+from zellige.plan.compiled import is_compiled
+from zellige.plan.cover_kernel import UNREACHED
+from zellige.plan.covering import Covering, Pattern
 from zellige.plan.free import Chosen, FreeSearch, front
-from zellige.plan.layout import Ints, int_array, zeros
 from zellige.plan.search_kernel import NEVER
+from zellige.plan.unit_kernel import Bar
 from zellige.problem import Rung
 from zellige.units import ceil_div
 
-Pattern = tuple[int, ...]
-"""How many sequences of each kind a unit holds."""
+if TYPE_CHECKING:
+    from zellige.plan.unit_arrays import UnitArrays
 
 DEEPEST = 4
 """A unit is left with no more time for fillers than four times what the pod's units are left with on average."""
@@ -32,18 +32,27 @@ MOST_CELLS = 1 << 13
 """Cells of the knapsack beyond which nothing is tried: of few kinds there are many sequences each, and it is these that
 fill ranks unevenly; of many there are mixes enough."""
 
-MOST_PATTERNS = 64
-"""Patterns that are looked at, those most like the pod's mix first."""
 
-ROUNDS = 16
-"""How often patterns are chosen anew after some turned out worse than thought."""
+class Effort(NamedTuple):
+    """How much is tried: so many ``patterns``, those most like the pod's mix first; how often they are chosen anew
+    after some turned out worse than thought (``rounds``); and of a unit's sequences least degrees (``floors``), of the
+    kind of most work, of that of least, and of those between.
 
-FLOORS = ((4, 1, 1), (1, 1, 1), (4, 4, 1), (4, 4, 4), (1, 4, 1), (1, 3, 1))
-"""Least degrees of a unit's kind of most work, of that of least, and of those between, that are tried."""
+    ``parts`` are a unit's targets: so many fourths of what it has left beyond the least work are taken off that of all.
+    Lower ones level its ranks; they are tried where the highest is met.
+    """
 
-PARTS = (0, 3, 2)
-"""A unit's targets: so many fourths of what it has left beyond the least work are taken off that of all. Lower ones
-level its ranks; they are tried where the highest is met."""
+    patterns: int
+    rounds: int
+    floors: tuple[tuple[int, int, int], ...]
+    parts: tuple[int, ...]
+
+
+THOROUGH = Effort(64, 16, ((4, 1, 1), (1, 1, 1), (4, 4, 1), (4, 4, 4), (1, 4, 1), (1, 3, 1)), (0, 3, 2))
+"""For pods, whose equal units are searched once for all."""
+
+BRIEF = Effort(16, 8, THOROUGH.floors[:3], (0,))
+"""Where a local search levels the ranks afterwards."""
 
 CHEAP = 9
 """A price within 2**-9 (0.2 %) of a unit's time ends the trial of lower targets."""
@@ -58,6 +67,13 @@ class Field(NamedTuple):
     work: int
     kept: int
 
+    def bar(self, unit: int) -> Bar:
+        """What placements on so many nodes are held against. Fillers' work and bytes are counted in units in which the
+        first times a rank's room has 61 bits."""
+        shift = max(0, self.room.bit_length() + self.work.bit_length() - 61)
+        cheap = (unit * self.per_node * self.target) >> CHEAP
+        return Bar(self.target, self.room, self.work >> shift, max(1, self.kept >> shift), cheap)
+
 
 class NodeCover:
     """Places anchors below a target, so many nodes (a ``unit``) after another; remembers what a unit can hold.
@@ -65,15 +81,17 @@ class NodeCover:
     ``rungs`` are those of the anchors by bucket, the least work first.
     """
 
-    def __init__(self, rungs: Mapping[str, Sequence[Rung]], field: Field, unit: int) -> None:
-        self.field, self.unit = field, unit
+    def __init__(self, rungs: Mapping[str, Sequence[Rung]], field: Field, unit: int, effort: Effort = THOROUGH) -> None:
+        self.field, self.unit, self.effort = field, unit, effort
         self.num_ranks = unit * field.per_node
+        self.bar = field.bar(unit)
         self.rungs = {
             name: [rung for rung in several if rung.nodes <= unit and rung.time <= field.target]
             for name, several in rungs.items()
         }
         self._rungs_from: dict[tuple[str, int], tuple[Rung, ...]] = {}
         self._known: dict[tuple[tuple[str, int], ...], tuple[int, Chosen] | None] = {}
+        self._arrays: UnitArrays | None = None
 
     def place(self, num_nodes: int, buckets: Sequence[str]) -> Chosen | None:
         """Where anchors, by bucket, go on so many nodes; None where nothing is found."""
@@ -87,17 +105,16 @@ class NodeCover:
             or not all(map(self.rungs.get, names))
         ):
             return None
+        self._arrays = self._as_arrays(names, total)
         patterns = self._patterns(num_units, names, total)
-        prices = [0] * len(patterns)
+        prices, covering = [0] * len(patterns), Covering(total, patterns)
         tried = [False] * len(patterns)
-        for turn in range(ROUNDS):
-            if turn == ROUNDS - 1:
+        for turn in range(self.effort.rounds):
+            if turn == self.effort.rounds - 1:
                 prices = [price if known else UNREACHED for price, known in zip(prices, tried, strict=True)]
-            able = [number for number, price in enumerate(prices) if price < UNREACHED]
-            cover = _cover(total, [patterns[number] for number in able], [prices[number] for number in able], num_units)
-            if cover is None:
+            chosen = covering.cheapest(prices, num_units)
+            if chosen is None:
                 return None
-            chosen = [able[number] for number in cover]
             if all(tried[number] for number in chosen):
                 return self._laid(names, buckets, [patterns[number] for number in chosen])
             for number in chosen:
@@ -127,7 +144,18 @@ class NodeCover:
 
     def _spare(self, kept: int) -> int:
         """The time of the fillers that a rank has memory for."""
-        return max(0, self.field.room - kept) * self.field.work // max(1, self.field.kept)
+        return max(0, self.bar.room - kept) * self.bar.filler_work // self.bar.filler_kept
+
+    def _as_arrays(self, names: Sequence[str], total: Pattern) -> UnitArrays | None:
+        """The kinds for compiled loops; None where these are not wanted, or figures are too large for them."""
+        if not is_compiled():
+            return None
+        from zellige.plan.unit_arrays import UnitArrays, may_compile
+
+        rungs = [self.rungs[name] for name in names]
+        if not may_compile(rungs, total, self.num_ranks, self.bar):
+            return None
+        return UnitArrays(rungs, total, (self.unit, self.field.per_node), self.effort.floors, self.effort.parts)
 
     def _patterns(self, num_units: int, names: Sequence[str], total: Pattern) -> list[Pattern]:
         """What a unit may hold by the least work, most like the mix of all first."""
@@ -137,20 +165,23 @@ class NodeCover:
         if left < 0:
             return []
         least = most - DEEPEST * left // num_units
+        if self._arrays is not None:
+            return self._arrays.patterns(least, most, num_units, self.effort.patterns)
         found = list(_fillings(works, total, least, most))
 
         def unlike(pattern: Pattern) -> tuple[int, Pattern]:
             parts = zip(works, pattern, total, strict=True)
             return sum([work * abs(number * num_units - all_) for work, number, all_ in parts]), pattern
 
-        return sorted(found, key=unlike)[:MOST_PATTERNS]
+        return sorted(found, key=unlike)[: self.effort.patterns]
 
     def _on_unit(self, names: Sequence[str], pattern: Pattern) -> tuple[int, Chosen] | None:
         """The price of a pattern, ways' work beyond the least and time that nothing fills, and where its sequences are;
         None where they find no place."""
         held = tuple([(name, number) for name, number in zip(names, pattern, strict=True) if number])
         if held not in self._known:
-            self._known[held] = self._search(held)
+            arrays = self._arrays
+            self._known[held] = self._search(held) if arrays is None else arrays.search(pattern, self.bar)
         return self._known[held]
 
     def _search(self, held: Sequence[tuple[str, int]]) -> tuple[int, Chosen] | None:
@@ -159,7 +190,7 @@ class NodeCover:
         least = sum([number * self.rungs[name][0].work for name, number in held])
         left = self.field.target - least // self.num_ranks
         able = self._fronts(held)
-        for part in PARTS:
+        for part in self.effort.parts:
             target, trials, able = self.field.target - left * part // 4, able, []
             for fronts in trials:
                 chosen = FreeSearch(self.unit, self.field.per_node, fronts, 0).run(target)
@@ -169,7 +200,7 @@ class NodeCover:
                 price = self._price(chosen, least)
                 if price < (best[0] if best else UNREACHED):
                     best = price, chosen
-                if part and best and best[0] <= (self.num_ranks * self.field.target) >> CHEAP:
+                if part and best and best[0] <= self.bar.cheap:
                     return best
         return best
 
@@ -177,7 +208,7 @@ class NodeCover:
         """Rungs of a unit's sequences from different degrees on."""
         middle = len(held) - 2
         floors = dict.fromkeys(
-            [(longest, *[other] * middle, shortest)[: len(held)] for longest, shortest, other in FLOORS]
+            [(longest, *[other] * middle, shortest)[: len(held)] for longest, shortest, other in self.effort.floors]
         )
         return [
             [
@@ -239,27 +270,3 @@ def _fillings(works: Sequence[int], total: Sequence[int], least: int, most: int)
         used = number * works[0]
         for others in _fillings(works[1:], total[1:], least - used, most - used):
             yield (number, *others)
-
-
-def _cover(total: Pattern, patterns: Sequence[Pattern], prices: Sequence[int], num_units: int) -> list[int] | None:
-    """The patterns of least price that hold all sequences together, one for each of so many units; None for none."""
-    strides = [1]
-    for number in total[:0:-1]:
-        strides.append(strides[-1] * (number + 1))
-    cells, strides = strides[-1] * (total[0] + 1), strides[::-1]
-    steps = [sum([number * stride for number, stride in zip(each, strides, strict=True)]) for each in patterns]
-    counts = [number for pattern in patterns for number in pattern]
-    figures: list[Ints] = [total, strides, counts, steps, prices]
-    if is_compiled() and num_units * max(prices, default=0) < LARGEST:
-        has = Cover(*[*map(int_array, figures), *zeros(3, cells), zeros(len(total))])
-        price = compiled(cover_kernel.__name__, "cover")(has, num_units)
-    else:
-        has = Cover(*[*figures, *[[0] * cells for _ in range(3)], [0] * len(total)])
-        price = cover_kernel.cover(has, num_units)
-    if price >= UNREACHED:
-        return None
-    found, cell = [], cells - 1
-    while cell:
-        found.append(int(has.last[cell]))
-        cell -= steps[found[-1]]
-    return found

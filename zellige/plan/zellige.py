@@ -9,14 +9,14 @@ from zellige.placement import Placement, Plan, Problem, Share, Solver, Tally, ma
 from zellige.plan.adapt import Attempt, adapt, memory_may_bind
 from zellige.plan.any_sets import Certificate
 from zellige.plan.attempt_kernel import CLOSE, GOOD, NEAR
-from zellige.plan.attempts import free_draft
 from zellige.plan.blocks import Shape
 from zellige.plan.bounds import best_bound, least_time_of, whole_time_of
+from zellige.plan.by_nodes import nodes_drafts
 from zellige.plan.chain import calls_ns
-from zellige.plan.choice import choose, expected_step_ns, least_step_ns
+from zellige.plan.choice import choose, expected_step_ns, least_step_ns, makespan_ns
 from zellige.plan.drafts import polish
-from zellige.plan.laid import laid_draft
-from zellige.plan.leftover import leftover_draft, leftover_in_pods
+from zellige.plan.free_sets import WAITING, free_drafts
+from zellige.plan.leftover import leftover_in_pods
 from zellige.plan.refuted import BlocksBound, Effort, Reach
 from zellige.plan.restarts import restarted
 from zellige.plan.room import require_room, without_plan
@@ -34,10 +34,6 @@ SHARES = (5, 20, 50, 100)
 NODES = 6000
 """Nodes that the searches over aligned blocks visit together, for a family; they bound its planning time."""
 
-WAITING = 8
-"""A draft that is expected to wait for more than 2**-8 (0.4 %) of its makespan does not end the planning; one around a
-placement that the bound met counts up to 2**-8 above the other."""
-
 FAR = 110
 """A makespan more than a 110th (0.9 %) above the bound within aligned blocks is far from it."""
 
@@ -50,10 +46,6 @@ EFFORTS = Effort(2000, 8000), Effort(10_000, 40_000)
 
 MOST_RANKS = 256
 """Up to so many ranks, the best draft's sequences are moved one by one."""
-
-
-LAX = 7
-"""Placements of a draft's long sequences may end 2**-7 (0.8 %) after another draft: the local search levels them."""
 
 
 class Family(NamedTuple):
@@ -152,7 +144,7 @@ def _drafts(
                 saved = makespan - (makespan >> NEAR) - family.least - family.fewest_calls
             if saved <= makespan >> GOOD or family.least + family.fewest_calls >= makespan:
                 continue
-        found, lowers[family.limit] = _solve(problem, family, Budget(NODES), known)
+        found, lowers[family.limit] = _solve(problem, family, Budget(NODES), known, first=not scored)
         scored += [(draft.longest + calls_ns(problem, draft.rounds), draft) for draft in found]
     return scored
 
@@ -177,7 +169,7 @@ def _far_from_bound(
     goal = blocks.bound + blocks.bound // FAR
     limit = RESTARTS if binds else LOOSE_RESTARTS
     changed = [restarted(task, draft, goal - calls_ns(problem, draft.rounds), limit) for _, draft in near]
-    found = [(_step(problem, draft), draft) for draft in changed]
+    found = [(makespan_ns(problem, draft), draft) for draft in changed]
     fastest = min([fastest, *(makespan for makespan, _ in found)])
     if binds and not _is_close(fastest, blocks):
         blocks.raise_towards(fastest, EFFORTS[1])
@@ -266,17 +258,20 @@ class Lower(NamedTuple):
     shapes: frozenset[Shape]
 
 
-def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate | None) -> tuple[list[Draft], Lower]:
-    """Drafts of a family, and the lower bound; without a certificate the first draft will do.
+def _solve(
+    problem: Problem, family: Family, budget: Budget, known: Certificate | None, *, first: bool
+) -> tuple[list[Draft], Lower]:
+    """Drafts of a family, and the lower bound; without a certificate the first draft will do. Node by node long
+    sequences go in the ``first`` family alone.
 
     Rounds of the adaptive cut go on while it is the fillers that keep a draft above what its anchors reached; wider
     choices of blocks are tried where the anchors stay far above the bound.
     """
     rungs = _rungs_of(problem, family)
-    drafts, binds = _on_free_sets(problem, family, rungs, known) if family.limit else ([], False)
+    drafts, binds = free_drafts(problem, family.least, rungs, known, by_nodes=first) if family.limit else ([], False)
     moved, loose = {id(each) for each in drafts}, bool(drafts) and not binds
-    first = min(drafts, key=lambda draft: _step(problem, draft), default=None)
-    if first is not None and (known is None or _ends(problem, family, known, first)):
+    free = min(drafts, key=lambda draft: makespan_ns(problem, draft), default=None)
+    if free is not None and (known is None or _ends(problem, family, known, free)):
         return drafts, Lower(family.least, frozenset())
     attempt = Attempt(drafts, NEVER, binds)
     choices, tried = block_choices(problem, rungs, family.least), frozenset[Shape]()
@@ -290,9 +285,11 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate 
         if fastest is not None and (known is None or _is_near(problem, family, known, fastest)):
             break
     drafts = attempt.drafts
+    if first and attempt.binds and known is not None and family.limit:
+        drafts = [*drafts, *nodes_drafts(problem, family.least, rungs, binds=True)]
     if known is None or not drafts or problem.engine != "coalesced":
         return drafts, Lower(max(attempt.lower, family.least), tried)
-    nearest = min(drafts, key=lambda draft: _step(problem, draft))
+    nearest = min(drafts, key=lambda draft: makespan_ns(problem, draft))
     if problem.cluster.num_ranks > ONE_POD and family.limit and not _is_near(problem, family, known, nearest):
         drafts = [*drafts, *leftover_in_pods(task)]
     if problem.cluster.num_ranks <= MOST_RANKS:
@@ -302,47 +299,9 @@ def _solve(problem: Problem, family: Family, budget: Budget, known: Certificate 
     return drafts, Lower(max(attempt.lower, family.least), tried)
 
 
-def _on_free_sets(
-    problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]], known: Certificate | None
-) -> tuple[list[Draft], bool]:
-    """Drafts on rank sets that need not nest, and whether memory binds; until one is near, those that split what is
-    left over when sequences are dealt out evenly, and those around placements that the bound met."""
-    free, binds = free_draft(problem, family.least, rungs)
-    drafts = [free] if free is not None else []
-    if free is None or known is None or known.is_near(_step(problem, free), NEAR):
-        return drafts, binds
-    left_over = leftover_draft(problem, family.least, rungs)
-    drafts += [left_over] if left_over is not None else []
-    if not (binds or known.is_near(min([_step(problem, draft) for draft in drafts]), NEAR)):
-        known.search(_step(problem, free))
-        drafts += _laid(problem, family, rungs, known, free)
-    return drafts, binds
-
-
-def _laid(
-    problem: Problem, family: Family, rungs: dict[str, tuple[Rung, ...]], known: Certificate, free: Draft
-) -> list[Draft]:
-    """Drafts around placements that the bound met, until one is near, that are faster than a draft or hardly slower."""
-    task = Task(problem, rungs, problem.numbers, family.least, frozenset(), Budget(0))
-    most = _step(problem, free) + (_step(problem, free) >> WAITING)
-    found = []
-    for laid in known.take_laid():
-        draft = laid_draft(task, laid, free.longest + (free.longest >> LAX))
-        if draft is not None and _step(problem, draft) <= most:
-            found.append(draft)
-            if known.is_near(_step(problem, draft), NEAR):
-                break
-    return found
-
-
-def _step(problem: Problem, draft: Draft) -> int:
-    """A draft's makespan."""
-    return draft.longest + calls_ns(problem, draft.rounds)
-
-
 def _is_near(problem: Problem, family: Family, known: Certificate, draft: Draft) -> bool:
     """Whether a draft is within 0.4 % of the family's least time, or its makespan of what any plan takes."""
-    return draft.longest <= family.least + (family.least >> NEAR) or known.is_near(_step(problem, draft), NEAR)
+    return draft.longest <= family.least + (family.least >> NEAR) or known.is_near(makespan_ns(problem, draft), NEAR)
 
 
 def _ends(problem: Problem, family: Family, known: Certificate, draft: Draft) -> bool:
@@ -352,7 +311,7 @@ def _ends(problem: Problem, family: Family, known: Certificate, draft: Draft) ->
 
 def _waits(problem: Problem, free: Draft) -> bool:
     """Whether a draft's step is expected to take more than 0.4 % longer than its makespan."""
-    makespan = _step(problem, free)
+    makespan = makespan_ns(problem, free)
     return expected_step_ns(problem, free, makespan) > makespan + (makespan >> WAITING)
 
 
