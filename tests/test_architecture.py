@@ -65,6 +65,7 @@ TOP = (
     "sweep",
     "sweep_file",
     "sensitivity",
+    "batch_memory",
     "check",
     "plan_check",
     "schedule_check",

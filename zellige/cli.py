@@ -21,6 +21,7 @@ from zellige.cli_support import (
     CheckpointOption,
     ClusterOption,
     DeviceOption,
+    EngineOption,
     JsonOption,
     KeepFpsOption,
     ModelOption,
@@ -68,6 +69,7 @@ def check_command(
     model: ModelOption = "",
     sharding: ShardingOption = ShardingChoice.ZERO3,
     checkpoint: CheckpointOption = CheckpointChoice.FULL,
+    engine: EngineOption = None,
     buckets: BucketsOption = "",
     keep_fps: KeepFpsOption = False,
     prices: PricesOption = "",
@@ -81,7 +83,7 @@ def check_command(
     from zellige.check import check_file
 
     options = planning_options(
-        cluster, model, sharding, checkpoint, None, buckets, keep_fps, prices, settings=settings, device=device
+        cluster, model, sharding, checkpoint, engine, buckets, keep_fps, prices, settings=settings, device=device
     )
     reports = [check_file(name, options, batch_size, timeout) for name in files]
     if json:
