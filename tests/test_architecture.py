@@ -66,6 +66,7 @@ TOP = (
     "sweep_file",
     "sensitivity",
     "batch_memory",
+    "fitting",
     "check",
     "plan_check",
     "schedule_check",

@@ -23,6 +23,7 @@ from zellige.catalog import (
 from zellige.cluster import Cluster, Device, MeasuredTables
 from zellige.errors import SchemaVersionError, UsageError
 from zellige.files import convert, decode_toml, parse_json, printable, read_text
+from zellige.fitting import fitting_lines
 from zellige.generate import BatchGenerator
 from zellige.memory import memory_model
 from zellige.model import ModelSpec
@@ -74,7 +75,7 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
     cluster_name = options.cluster or source.cluster
     cluster = changed_cluster(cluster_name, options) if cluster_name else None
     findings: list[Finding] = []
-    summary: list[str] = []
+    summary = fitting_lines(source, model, options)
     for batch, drops in batches_of(source, model, options):
         findings += drop_findings(drops)
         if drops:
@@ -86,7 +87,6 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
             )
         if not batch.sequences:
             continue
-        summary += resampling_summary(batch, source.clips[batch.name], model, options)
         memory = None if cluster is None else memory_check(planned_problem(batch, model, cluster, options))
         summary += batch_summary(batch, batch_size, memory)
         findings += loss_findings(batch, source.clips[batch.name], model, options)
@@ -138,27 +138,6 @@ def loss_findings(batch: Batch, clips: Sequence[Clip], model: ModelSpec, options
                 fix=f"a bucket {clip.width}x{clip.height}x{snapped}, or one nearer to it",
             )
     return list(seen.values())
-
-
-def resampling_summary(batch: Batch, clips: Sequence[Clip], model: ModelSpec, options: Options) -> list[str]:
-    """How many clips were resampled to the model's rate, and how many say no rate."""
-    videos = [clip for clip in clips if clip.num_frames > 1]
-    changed = [c for c in videos if training_frames(c, model, resample=options.resample)[0] != c.num_frames]
-    lines = []
-    if changed:
-        before, after = changed[0], training_frames(changed[0], model, resample=options.resample)[0]
-        lines.append(
-            f"{batch.name}: {len(changed)} of {count_of(len(videos), 'video')} {'is' if len(changed) == 1 else 'are'}"
-            f" resampled to {model.native.fps} fps ({before.id}: {before.num_frames} to {count_of(after, 'frame')});"
-            " --keep-fps leaves the rate alone"
-        )
-    silent = sum(clip.fps == 0 for clip in videos)
-    if silent and options.resample:
-        say = "says" if silent == 1 else "say"
-        lines.append(
-            f"{batch.name}: {count_of(silent, 'video')} {say} no fps: taken as {model.native.fps}, the model's"
-        )
-    return lines
 
 
 def batch_summary(batch: Batch, batch_size: int, memory: MemoryCheck | None) -> list[str]:

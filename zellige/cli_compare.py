@@ -45,7 +45,7 @@ from zellige.cli_support import (
     say,
     simulation_options,
     warn_drops,
-    warn_resampled,
+    warn_fitting,
 )
 
 DRAWN_AHEAD = 100
@@ -120,6 +120,7 @@ class _Run:
         pairs = [load_setting(source, options) for source in self.sources]
         refuse_several({(cluster.name, model.name) for cluster, model in pairs})
         self.cluster, self.model = pairs[0]
+        warn_fitting(self.sources, options)
         self.num_batches = sum(len(source.clips) for source in self.sources)
         self._ahead = list(itertools.islice(self._draw(0), DRAWN_AHEAD))
         self.setting = self._setting(how, policies)
@@ -148,7 +149,7 @@ class _Run:
 
     def _draw(self, start: int) -> Iterator[Any]:
         """Batches from number ``start`` on, with warnings on stderr."""
-        from zellige.sources import GeneratedClips, kept_batches, source_setup
+        from zellige.sources import kept_batches, source_setup
         from zellige.sweep import Task
 
         number = 0
@@ -157,8 +158,6 @@ class _Run:
             number += skipped
             setup = source_setup(source, self.options)
             for batch in kept_batches(source, self.model, self.options, warn_drops, skipped):
-                if not isinstance(source.clips, GeneratedClips):
-                    warn_resampled(batch, source.clips[batch.name], self.model, self.options)
                 yield Task(number, batch, setup)
                 number += 1
 

@@ -33,6 +33,7 @@ from zellige.cli_support import (
     progress,
     require_one_setting,
     warn_drops,
+    warn_fitting,
 )
 from zellige.errors import UsageError
 
@@ -60,6 +61,7 @@ def cut_command(
         cluster, model, sharding, checkpoint, None, buckets, keep_fps, prices, batches=batches, seed=seed
     )
     sources = read_sources(arguments, options)
+    warn_fitting(sources, options)
     problems = [
         dataclasses.replace(problem, engine="group")
         for source in sources
@@ -100,7 +102,9 @@ def prices_command(
     refuse_overwriting({"-o": output}, [batch, cluster, model, buckets])
     require_places({"-o": output})
     options = planning_options(cluster, model, ShardingChoice.ZERO3, checkpoint, None, buckets, keep_fps, "")
-    table = stamped(build_problems(read_source(batch, options), options, warn_drops)[0].prices)
+    source = read_source(batch, options)
+    warn_fitting([source], options)
+    table = stamped(build_problems(source, options, warn_drops)[0].prices)
     if output is not None:
         write_text(output, readable_json(table))
     if output is None or json:

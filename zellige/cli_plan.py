@@ -34,7 +34,7 @@ from zellige.cli_support import (
     print_lines,
     say,
     warn_drops,
-    warn_resampling,
+    warn_fitting,
 )
 from zellige.errors import UsageError
 
@@ -142,8 +142,8 @@ def _plan_one(
     from zellige.sources import build_problems
     from zellige.units import count_of
 
+    warn_fitting(sources, options)
     problems = [problem for source in sources for problem in build_problems(source, options, warn_drops)]
-    warn_resampling(problems, sources, options)
     if len(problems) > 1:
         raise UsageError(
             f"these are {count_of(len(problems), 'batch')}", fix="--stream plans a run of them, compare takes many"
@@ -197,6 +197,7 @@ def _plan_run(sources: list[Any], options: Any, policy: str, ahead: int | None, 
     from zellige.sources import each_problem
     from zellige.units import count_of
 
+    warn_fitting(sources, options)
     problems = (problem for source in sources for problem in each_problem(source, options, warn_drops))
     done, unfit = 0, []
     run = plan_stream(problems, policy, engine=options.engine, ahead=ahead or DEFAULT_AHEAD)

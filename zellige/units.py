@@ -44,6 +44,11 @@ def count_of(number: int, noun: str) -> str:
     return f"{format_count(number)} {noun}{ending}"
 
 
+def share_of(number: int, total: int, noun: str) -> str:
+    """How many of how many, in one way of writing: ``1 of 20 videos``, ``2,000 of 2,000 clips``."""
+    return f"{format_count(number)} of {count_of(total, noun)}"
+
+
 def format_percent(fraction: float) -> str:
     """A fraction as a percentage with two decimals: ``0.08 %``."""
     return f"{100 * fraction:.2f} %"
