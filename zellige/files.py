@@ -18,7 +18,7 @@ import tempfile
 import tomllib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar
 
@@ -294,6 +294,13 @@ def _umask() -> int:
 def _expected_schema(kind: Any) -> str:
     default = getattr(kind, "SCHEMA", "")
     return default if isinstance(default, str) else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``did you mean h200x8? `` for a name that begins or resembles a known one; empty for any other."""
+    names = list(known)
+    close = [each for each in names if name and each.startswith(name)] or difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def _suggestion(message: str, kind: Any) -> str:
