@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,27 +175,27 @@ class _Run:
         from zellige.sweep import run_sweep, strip
 
         how, policies = self.setting.how, self.setting.policies
-        kept: Any = self._file(out) if out is not None else []
-        done = kept.num_batches if out is not None else 0
         planning: dict[str, list[int]] = {}
-        with progress("planning", (self.num_batches - done) * len(policies)) as advance:
-            for outcomes in run_sweep(self.setting, self.tasks(done), jobs=jobs, progress=advance):
-                add_planning(planning, outcomes)
-                kept.append(strip(outcomes)) if out is not None else kept.extend(outcomes)
-        sources: tuple[str, ...] = ()
-        if how.fidelity != "additive":
-            state = state_traffic(self.model, self.cluster, self.options.sharding)
-            sources = constant_sources(self.cluster, state)
-        return make_comparison(
-            kept,
-            planning,
-            self.first,
-            how=how,
-            notes=tuple(source.note for source in self.sources[:1] if source.note),
-            sources=sources,
-            prices=self.first.prices.sources,
-            paired=out is not None and self.num_batches > 1,
-        )
+        with contextlib.nullcontext([]) if out is None else self._file(out) as kept:
+            done = kept.num_batches if out is not None else 0
+            with progress("planning", (self.num_batches - done) * len(policies)) as advance:
+                for outcomes in run_sweep(self.setting, self.tasks(done), jobs=jobs, progress=advance):
+                    add_planning(planning, outcomes)
+                    kept.append(strip(outcomes)) if out is not None else kept.extend(outcomes)
+            sources: tuple[str, ...] = ()
+            if how.fidelity != "additive":
+                state = state_traffic(self.model, self.cluster, self.options.sharding)
+                sources = constant_sources(self.cluster, state)
+            return make_comparison(
+                kept,
+                planning,
+                self.first,
+                how=how,
+                notes=tuple(source.note for source in self.sources[:1] if source.note),
+                sources=sources,
+                prices=self.first.prices.sources,
+                paired=out is not None and self.num_batches > 1,
+            )
 
     def _file(self, path: Path) -> Any:
         from zellige import __version__
@@ -215,6 +216,7 @@ class _Run:
         )
         file = SweepFile(path, header)
         if file.num_batches > self.num_batches:
+            file.close()
             raise UsageError(
                 f"{path} holds {count_of(file.num_batches, 'batch')}, and {self.num_batches} asked for",
                 fix=f"--batches {file.num_batches}, or another --out",

@@ -24,7 +24,7 @@ from typing import IO, Annotated, Any, TypeVar
 
 import msgspec
 
-from zellige.errors import FileError, FormatError, SchemaVersionError
+from zellige.errors import FileError, FormatError, SchemaVersionError, UsageError
 
 T = TypeVar("T")
 
@@ -185,6 +185,15 @@ def make_folder(path: Path) -> None:
         raise FileError(f"cannot make the folder {str(path)!r}: {error.strerror or error}", fix=ANOTHER_PLACE) from None
     except ValueError as error:
         raise FileError(f"cannot make the folder {str(path)!r}: {error}", fix=ANOTHER_PLACE) from None
+
+
+def refuse_dash(path: Path, option: str) -> None:
+    """Raise :class:`UsageError` for an output called ``-``, which elsewhere means standard output."""
+    if str(path) == "-":
+        raise UsageError(
+            f"{option} - would write a file called '-'",
+            fix="a name for the file; what a command answers is on standard output anyway, as JSON with --json",
+        )
 
 
 def require_place(path: Path) -> None:

@@ -31,7 +31,15 @@ from zellige.exec.training import (
     training_lines,
     training_session,
 )
-from zellige.files import decode_json, read_text, readable_json, require_folder_place, require_place, write_text
+from zellige.files import (
+    decode_json,
+    read_text,
+    readable_json,
+    refuse_dash,
+    require_folder_place,
+    require_place,
+    write_text,
+)
 from zellige.program import Program
 from zellige.units import count_of
 
@@ -78,8 +86,11 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _require_places(options: argparse.Namespace) -> None:
-    """Raise :class:`zellige.errors.FileError` where what this rank writes in the end has no place."""
+    """Raise :class:`ZelligeError` where what this rank writes in the end has no place."""
     folder = Path(options.out) if options.out else None
+    for option, path in (("--out", folder), ("--trace", options.trace)):
+        if path is not None:
+            refuse_dash(path, option)
     if folder is not None:
         require_folder_place(folder)
     if options.trace is not None and options.trace.parent != folder:
