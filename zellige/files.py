@@ -25,6 +25,7 @@ from typing import IO, Annotated, Any, TypeVar
 import msgspec
 
 from zellige.errors import FileError, FormatError, SchemaVersionError, UsageError
+from zellige.interrupts import held
 
 T = TypeVar("T")
 
@@ -226,9 +227,10 @@ def require_folder_place(path: Path) -> None:
 
 def _try_to_make(path: Path) -> None:
     """Make, and take away, the temporary file that a file would be written to."""
-    descriptor, temporary = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
-    os.close(descriptor)
-    os.unlink(temporary)
+    with held():
+        descriptor, temporary = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
+        os.close(descriptor)
+        os.unlink(temporary)
 
 
 def _prefix(path: Path) -> str:
@@ -267,14 +269,15 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file in one step: to a temporary file beside it, then a rename.
 
-    Links are followed; pipes and devices are written to as they are.
+    Signals that end the process wait, so that no temporary file is left. Links are followed; pipes and devices are
+    written to as they are.
     """
     try:
         path = path.resolve()
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(content)
             return
-        with _replacing(path) as handle:
+        with held(), _replacing(path) as handle:
             handle.write(content)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from None

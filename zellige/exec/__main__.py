@@ -41,11 +41,17 @@ from zellige.files import (
     write_text,
 )
 from zellige.program import Program
+from zellige.standard_streams import guarded_streams
 from zellige.units import count_of
 
 
 def main() -> int:
-    """Run this rank; returns its exit status."""
+    """Run this rank; returns its exit status. A reader of its output that has gone ends it quietly."""
+    with guarded_streams():
+        return _run()
+
+
+def _run() -> int:
     parser = argparse.ArgumentParser(prog="zellige.exec", description=__doc__)
     parser.add_argument("program", type=Path, nargs="?", help="a program, to run its attention")
     parser.add_argument("--plan", help="a plan, to train it")
@@ -62,9 +68,12 @@ def main() -> int:
     if (options.plan is None) == (options.program is None):
         parser.error("give a program, or --plan and a plan")
     try:
-        if os.environ.get("RANK", "0") == "0":
-            _require_places(options)
-        return attend(options) if options.plan is None else train(options)
+        try:
+            if os.environ.get("RANK", "0") == "0":
+                _require_places(options)
+            return attend(options) if options.plan is None else train(options)
+        finally:
+            sys.stdout.flush()
     except ZelligeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
