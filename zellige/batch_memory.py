@@ -16,7 +16,7 @@ from zellige.plan.policies import find_policy
 from zellige.plan.room import require_room, room_need
 from zellige.plan_check import Finding
 from zellige.sources import Options, build_problem, load_prices
-from zellige.units import count_of, format_bytes
+from zellige.units import count_of, format_bytes, format_count
 from zellige.workload import Batch
 
 DEFAULT_POLICY = "zellige"
@@ -79,9 +79,10 @@ def _worst_bucket(problem: Problem) -> str:
     need = {bucket: _bytes(problem.whole(bucket)) for bucket in problem.counts}
     worst = max(need, key=lambda bucket: (need[bucket], bucket))
     mean = sum(need[bucket] * count for bucket, count in problem.counts.items()) // total
+    share = f"{format_count(problem.counts[worst])} of {format_count(total)}"
     return (
-        f"  memory of a whole sequence: worst bucket {worst.name} ({problem.counts[worst]} of {total:,}),"
-        f" {format_bytes(need[worst])}; mean {format_bytes(mean)}; {format_bytes(room)} a GPU beside the model's state"
+        f"  memory of a whole sequence: worst bucket {worst.name} ({share}), {format_bytes(need[worst])};"
+        f" mean {format_bytes(mean)}; {format_bytes(room)} a GPU beside the model's state"
         + ("" if need[worst] <= room else ": must be split")
     )
 

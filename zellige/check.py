@@ -33,7 +33,7 @@ from zellige.prices import EDITED, UNVERIFIED, PriceTable, verified
 from zellige.schedule import Schedule
 from zellige.schedule_check import check_plan_lines, check_schedule, holds_plans
 from zellige.sources import Options, batches_of, changed_cluster, read_source
-from zellige.units import ceil_div, count_of, format_bytes
+from zellige.units import ceil_div, count_of, format_bytes, format_count, share_of
 from zellige.workload import Batch, Bucket, Clip, Drop, training_frames
 
 
@@ -82,7 +82,7 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
             keep = list(dict.fromkeys(drop.suggestion for drop in drops if drop.suggestion))
             total = len(batch.sequences) + len(drops)
             summary.append(
-                f"{batch.name}: {len(drops)} of {count_of(total, 'clip')} dropped"
+                f"{batch.name}: {share_of(len(drops), total, 'clip')} dropped"
                 + (f"; buckets that would keep them: {', '.join(keep)}" if keep else "")
             )
         if not batch.sequences:
@@ -147,12 +147,13 @@ def batch_summary(batch: Batch, batch_size: int, memory: MemoryCheck | None) -> 
     steps = sum(ceil_div(count, size) for count in counts.values())
     packed = ceil_div(len(batch.sequences), size)
     padded = len(batch.sequences) * max(bucket.num_tokens for bucket in counts)
+    everything = format_count(len(batch.sequences))
     return [
         f"{batch.name}: {count_of(len(batch.sequences), 'sequence')} in {count_of(len(counts), 'shape')},"
         f" {count_of(batch.num_tokens, 'token')} ({100 * batch.video_share:.0f} % video)",
-        f"  same-shape batching (one bucket a step, batch size {size}) needs"
+        f"  same-shape batching (one bucket a step, batch size {format_count(size)}) needs"
         f" {count_of(steps, 'step')};"
-        f" packed, {count_of(packed, 'step')} for all {len(batch.sequences)}{_packed_note(packed, memory)}",
+        f" packed, {count_of(packed, 'step')} for all {everything}{_packed_note(packed, memory)}",
         f"  padding all to the longest wastes {100 * (1 - batch.num_tokens / padded):.1f} % of"
         f" {count_of(padded, 'token')};"
         " packed with varlen attention, 0 %",
@@ -186,7 +187,7 @@ def epoch_findings(batch: Batch, batch_size: int, num_ranks: int) -> list[Findin
         Finding(
             code="ZL121",
             where=batch.name,
-            message=f"{len(short)} of {count_of(len(counts), 'bucket')} {'holds' if len(short) == 1 else 'hold'}"
+            message=f"{share_of(len(short), len(counts), 'bucket')} {'holds' if len(short) == 1 else 'hold'}"
             f" under {batch_size} x {num_ranks} = {count_of(needed, 'clip')};"
             f" with drop_last {count_of(clips, 'clip')} of {'it' if len(short) == 1 else 'them'} never"
             f" {'trains' if clips == 1 else 'train'}"

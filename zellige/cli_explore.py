@@ -55,7 +55,7 @@ def cut_command(
     from zellige.cuts import explore_cut
     from zellige.report_explore import CUT_LEGEND, PRICES_LEGEND, cut_tables
     from zellige.sources import build_problems, read_sources
-    from zellige.units import count_of
+    from zellige.units import share_of
 
     options = planning_options(
         cluster, model, sharding, checkpoint, None, buckets, keep_fps, prices, batches=batches, seed=seed
@@ -77,9 +77,7 @@ def cut_command(
     for table, legend in zip(cut_tables(report), (PRICES_LEGEND, CUT_LEGEND), strict=True):
         console().print(table)
         print_lines(["", legend, ""])
-    chosen = (
-        f"{report.k} of {count_of(len(report.buckets), 'bucket')} {'is a filler' if report.k == 1 else 'are fillers'}"
-    )
+    chosen = f"{share_of(report.k, len(report.buckets), 'bucket')} {'is a filler' if report.k == 1 else 'are fillers'}"
     print_lines([f"the chosen cut: {chosen}, the rest anchors"])
 
 
