@@ -13,7 +13,7 @@ from zellige.batch_memory import DEFAULT_POLICY
 from zellige.cli_plan import plan_command
 
 ENGINES = [(), ("--engine", "coalesced"), ("--engine", "group"), ("--engine", "per_sequence")]
-KEPT = re.compile(r"the sequences keep at least [\d.]+ [GT]B until backward, however they are split; .*? have \d+ GB")
+KEPT = re.compile(r"the sequences keep at least [\d.,]+ GB until backward, however they are split; .*? have \d+ GB")
 
 
 def clips(count: int) -> str:
