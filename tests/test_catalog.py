@@ -131,7 +131,7 @@ def test_generators_refer_to_known_things(name: str) -> None:
 
 def test_the_names_that_people_type_are_there() -> None:
     assert {"wan2.1-t2v-1.3b", "wan2.1-t2v-14b", "wan2.2-ti2v-5b"} <= set(names("models"))
-    assert {"a800x8", "a800x16", "a6000x32", "h200x8"} <= set(names("clusters"))
+    assert {"a800x8", "a800x16", "a6000x32", "h200x8", "h200x16", "h200x64"} <= set(names("clusters"))
     assert {"motivation", *(f"paper-10s-high-v{share}" for share in range(35, 65, 5))} <= set(names("workloads"))
 
 
@@ -263,10 +263,10 @@ def test_tables_that_a_cluster_names_must_be_there(tmp_path: Path, value: str) -
 @pytest.mark.parametrize(
     ("load", "name", "message", "fix"),
     [
-        (load_model, "wan2.1-t2v-13b", "there is no model 'wan2.1-t2v-13b'", "wan2.1-t2v-1.3b ? known: "),
-        (load_device, "a800", "there is no device 'a800'", "a800-80gb ? known: "),
-        (load_cluster, "a800x88", "there is no cluster 'a800x88'", "a800x8 ? known: "),
-        (load_workload, "motivaton", "there is no workload 'motivaton'", "motivation ? known: "),
+        (load_model, "wan2.1-t2v-13b", "there is no model 'wan2.1-t2v-13b'", "did you mean wan2.1-t2v-1.3b? known: "),
+        (load_device, "a800", "there is no device 'a800'", "did you mean a800-80gb? known: "),
+        (load_cluster, "a800x88", "there is no cluster 'a800x88'", "did you mean a800x8? known: "),
+        (load_workload, "motivaton", "there is no workload 'motivaton'", "did you mean motivation? known: "),
         (load_model, "", "there is no model ''", "known: "),
         (load_model, "../devices/h200", "there is no model '../devices/h200'", ""),
     ],
@@ -292,7 +292,7 @@ def test_the_index_lists_what_is_there_and_shows_it_as_written() -> None:
     assert [line.split(": ")[1] for line in comments.splitlines()] == ["measured", "fitted"]
     with pytest.raises(UnknownNameError, match="nothing bundled is called 'h20'") as caught:
         catalog_text("h20")
-    assert caught.value.fix == "h200 ?"
+    assert caught.value.fix == "did you mean h200? catalog list"
     with pytest.raises(UnknownNameError, match="there is no kind 'sandwiches'"):
         catalog_index("sandwiches")
 
@@ -318,7 +318,7 @@ def test_paths_that_cannot_be_loaded_are_coded_errors(tmp_path: Path) -> None:
     [
         ('device = "a800-80gb"\n', "", "device must name a device"),
         ('device = "a800-80gb"', "device = 3", "device must name a device"),
-        ("num_nodes = 1", "num_nodes = 2", r"needs a \[network\]"),
+        ("num_nodes = 1", "num_nodes = 2", r"2 nodes need a \[network\]"),
         ("num_nodes = 1", "num_node = 1", "unknown field `num_node`"),
         ("ranks_per_node = 8", "ranks_per_node = 65537", "65537 ranks are more than the 65,536"),
         ('op = "all_gather"', 'op = "all_to_all"', "no fit for all_gather|twice"),

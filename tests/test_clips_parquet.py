@@ -26,8 +26,10 @@ def test_parquet_and_csv_give_the_same_clips(tmp_path: Path) -> None:
     rows = zip(*COLUMNS.values(), strict=True)
     lines = [",".join(COLUMNS), *(",".join("" if cell is None else str(cell) for cell in row) for row in rows)]
     (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
-    found, _ = read_clips(tmp_path / "list.parquet")
-    expected, _ = read_clips(tmp_path / "list.csv")
+    found, told = read_clips(tmp_path / "list.parquet")
+    expected, nothing = read_clips(tmp_path / "list.csv")
+    assert (told, nothing) == (("columns not used: aes",), ())
+    assert [clip.id for clip in found["list"]] == COLUMNS["path"]
     assert [(c.id, c.shape, c.fps) for c in found["list"]] == [(c.id, c.shape, c.fps) for c in expected["list"]]
 
 

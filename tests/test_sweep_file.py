@@ -16,7 +16,7 @@ from joblib._parallel_backends import ThreadingBackend
 
 from zellige.catalog import load_cluster, load_model
 from zellige.compare import compare
-from zellige.errors import FormatError, MissingExtraError, ModelMismatchError, SchemaVersionError
+from zellige.errors import FileError, FormatError, MissingExtraError, ModelMismatchError, SchemaVersionError
 from zellige.outcomes import Fidelities, Outcome
 from zellige.rows import tally
 from zellige.sim import Noise, SimOptions
@@ -120,17 +120,17 @@ def test_several_jobs_need_joblib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_all(path: Path) -> bytes:
-    file = SweepFile(path, header_of())
-    for outcomes in OUTCOMES[file.num_batches :]:
-        file.append(outcomes)
+    with SweepFile(path, header_of()) as file:
+        for outcomes in OUTCOMES[file.num_batches :]:
+            file.append(outcomes)
     return path.read_bytes()
 
 
 def test_a_file_holds_what_was_written(tmp_path: Path) -> None:
     write_all(tmp_path / "a.jsonl")
-    file = SweepFile(tmp_path / "a.jsonl", header_of())
-    assert file.num_batches == 6
-    assert list(file) == list(file) == [outcome for outcomes in OUTCOMES for outcome in outcomes]
+    with SweepFile(tmp_path / "a.jsonl", header_of()) as file:
+        assert file.num_batches == 6
+        assert list(file) == list(file) == [outcome for outcomes in OUTCOMES for outcome in outcomes]
 
 
 @settings(max_examples=60)
@@ -143,8 +143,23 @@ def test_a_run_that_was_ended_goes_on_to_the_same_bytes(kept: int) -> None:
         whole = write_all(Path(folder) / "whole.jsonl")
         torn = Path(folder) / "torn.jsonl"
         torn.write_bytes(whole[: kept % (len(whole) + 1)])
-        assert SweepFile(torn, header_of()).num_batches <= 6
+        with SweepFile(torn, header_of()) as file:
+            assert file.num_batches <= 6
         assert write_all(torn) == whole
+
+
+def test_a_file_is_one_run_s_alone_until_that_closes_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with SweepFile(path, header_of()) as file:
+        file.append(OUTCOMES[0])
+        with pytest.raises(FileError, match="another process is writing") as caught:
+            SweepFile(path, header_of())
+        assert "another file" in caught.value.fix
+        file.append(OUTCOMES[1])
+    file.close()
+    with SweepFile(path, header_of()) as file:
+        assert file.num_batches == 2
+        assert list(file) == [*OUTCOMES[0], *OUTCOMES[1]]
 
 
 def test_results_of_another_setting_are_refused(tmp_path: Path) -> None:

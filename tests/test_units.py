@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zellige.errors import UsageError
-from zellige.units import count_of, share_or_bytes
+from zellige.units import count_of, format_bytes, format_percent, share_of, share_or_bytes
 
 PACKAGE = Path(__file__).resolve().parent.parent / "zellige"
 
@@ -60,6 +60,49 @@ def test_no_message_counts_by_hand() -> None:
 def test_counting_by_hand_is_seen() -> None:
     assert raw_counts('f"{len(ranks)} ranks"') == ['f"{len(ranks)} ranks"']
     assert raw_counts("f\"{count_of(n, 'rank')}\"") == []
+
+
+def test_parts_and_wholes_are_written_alike() -> None:
+    assert share_of(2000, 2000, "clip") == "2,000 of 2,000 clips"
+    assert share_of(0, 1, "batch") == "0 of 1 batch"
+
+
+PART_OF_COUNT = re.compile(r"\{(?!count_of|format_count|run\.network)[^{}]*\}\sof\s\{count_of\(")
+"""A number as it is beside one with separators: ``2000 of 2,000 clips``. A network's name is none."""
+
+PERCENT = re.compile(r"%\}")
+"""Python's own percentages have no space before their sign."""
+
+
+def test_no_message_mixes_ways_to_write_numbers() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert PART_OF_COUNT.findall(text) == [], path.name
+        assert PERCENT.search(text) is None, path.name
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (512, "512 B"),
+        (85_899_345_920, "85.9 GB"),
+        (647_000_000_000, "647 GB"),
+        (1_546_000_000_000, "1,546 GB"),
+        (9_990_000_000_000, "9,990 GB"),
+        (9_996_000_000_000, "10.0 TB"),
+        (2 * 10**14, "200 TB"),
+        (-1_546_000_000_000, "-1,546 GB"),
+    ],
+)
+def test_sizes_beside_each_other_are_in_one_unit(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+def test_percentages() -> None:
+    assert format_percent(0.0008) == "0.08 %"
+    assert format_percent(0.141, 1) == "14.1 %"
+    assert format_percent(0.034, 1, signed=True) == "+3.4 %"
+    assert format_percent(-0.5, 0, signed=True) == "-50 %"
 
 
 @pytest.mark.parametrize(

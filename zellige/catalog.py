@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,17 @@ from zellige.bucket_sets import BucketSet
 from zellige.cluster import Cluster, Device, MeasuredTables
 from zellige.collectives import link_sources
 from zellige.errors import FormatError, UnknownNameError
-from zellige.files import convert, decode_toml, read_text
+from zellige.files import convert, decode_toml, did_you_mean, read_text
 from zellige.generate import BatchGenerator
 from zellige.model import ModelSpec
+from zellige.units import count_of
 from zellige.workload import Workload
 
 KINDS = ("models", "devices", "clusters", "collectives", "workloads", "generators", "buckets")
+
+
+A_FULL_CLUSTER = "a800x16"
+"""A bundled cluster of several nodes, for examples."""
 
 
 def catalog_root() -> Path:
@@ -69,10 +73,23 @@ def load_cluster(name: str) -> Cluster:
     if device.endswith(".toml"):
         device = str(path.parent / device)
     raw["device"] = msgspec.to_builtins(load_device(device))
+    if "network" not in raw and isinstance(nodes := raw.get("num_nodes"), int) and nodes > 1:
+        raise FormatError(
+            f"{count_of(nodes, 'node')} need a [network] between them",
+            where=path.name,
+            details=("as this one, with figures of your own:", *network_example()),
+            fix="add a [network] at the end of the file, or num_nodes = 1",
+        )
     link = raw.get("node_link")
     if isinstance(link, dict) and "measured" in link:
         link["measured"] = _measured(link, path)
     return convert(raw, Cluster, path.name)
+
+
+def network_example() -> list[str]:
+    """The lines of a bundled cluster's [network]."""
+    text = read_text(catalog_root() / "clusters" / f"{A_FULL_CLUSTER}.toml")
+    return text[text.index("[network]") :].split("\n\n")[0].splitlines()
 
 
 def _measured(link: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -115,7 +132,9 @@ class CatalogEntry(msgspec.Struct, frozen=True):
 def catalog_index(kind: str = "") -> list[CatalogEntry]:
     """All bundled entries, or those of one kind; raises :class:`UnknownNameError` for another kind."""
     if kind and kind not in KINDS:
-        raise UnknownNameError(f"there is no kind {kind!r}", fix=f"known: {', '.join(KINDS)}")
+        raise UnknownNameError(
+            f"there is no kind {kind!r}", fix=f"{did_you_mean(kind, KINDS)}known: {', '.join(KINDS)}"
+        )
     return [
         CatalogEntry(
             each, name, str(decode_toml(read_text(catalog_root() / each / f"{name}.toml"), dict, name)["title"])
@@ -133,8 +152,7 @@ def catalog_text(name: str) -> str:
     found = [catalog_root() / kind / f"{name}.toml" for kind in KINDS if name in names(kind)]
     if not found:
         known = [known for kind in KINDS for known in names(kind)]
-        close = difflib.get_close_matches(name, known, n=1)
-        raise UnknownNameError(f"nothing bundled is called {name!r}", fix=f"{close[0]} ?" if close else "catalog list")
+        raise UnknownNameError(f"nothing bundled is called {name!r}", fix=f"{did_you_mean(name, known)}catalog list")
     return "\n".join(read_text(path) + _provenance(path) for path in found)
 
 
@@ -155,11 +173,26 @@ def _locate(kind: str, name: str) -> Path:
     known = names(kind)
     noun = {"buckets": "bucket set", "collectives": "table of collectives"}.get(kind, kind.removesuffix("s"))
     if name not in known:
-        close = [item for item in known if name and item.startswith(name)] or difflib.get_close_matches(
-            name, known, n=1
-        )
         raise UnknownNameError(
             f"there is no {noun} {name!r}",
-            fix=(f"{close[0]} ? " if close else "") + f"known: {', '.join(known)}; or give a .toml file",
+            details=(_another_size(name, known),) if kind == "clusters" else (),
+            fix=f"{did_you_mean(name, known)}known: {', '.join(known)}; or give a .toml file",
         )
     return catalog_root() / kind / f"{name}.toml"
+
+
+def _another_size(name: str, known: list[str]) -> str:
+    """How to make a cluster of another size from the bundled one that is most like it, one of several nodes first."""
+    family = [each for each in known if each.rpartition("x")[0] == name.rpartition("x")[0]]
+    start = max(family or [A_FULL_CLUSTER], key=lambda each: (_nodes(each) > 1, -_nodes(each)))
+    network = (
+        "" if _nodes(start) > 1 else f", and for several nodes add a [network] as in catalog show {A_FULL_CLUSTER}"
+    )
+    return (
+        f"a cluster of another size: zellige-sim catalog show {start} > mine.toml, change name and num_nodes in"
+        f" mine.toml{network}; then --cluster mine.toml (--device NAME puts another device into any cluster)"
+    )
+
+
+def _nodes(cluster: str) -> int:
+    return load_cluster(cluster).num_nodes

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from zellige.batch_memory import MemoryCheck, memory_check, planned_problem
 from zellige.bucket_sets import BucketSet, bucket_memory
 from zellige.catalog import (
     load_bucket_set,
@@ -22,16 +23,17 @@ from zellige.catalog import (
 from zellige.cluster import Cluster, Device, MeasuredTables
 from zellige.errors import SchemaVersionError, UsageError
 from zellige.files import convert, decode_toml, parse_json, printable, read_text
+from zellige.fitting import fitting_lines
 from zellige.generate import BatchGenerator
 from zellige.memory import memory_model
 from zellige.model import ModelSpec
-from zellige.placement import Option, Plan
+from zellige.placement import Plan
 from zellige.plan_check import COLLECTIVE_TIMEOUT_S, Finding, check_plan, load_plan, plan_number
 from zellige.prices import EDITED, UNVERIFIED, PriceTable, verified
 from zellige.schedule import Schedule
 from zellige.schedule_check import check_plan_lines, check_schedule, holds_plans
-from zellige.sources import Options, batches_of, build_problem, changed_cluster, read_source
-from zellige.units import ceil_div, count_of, format_bytes
+from zellige.sources import Options, batches_of, changed_cluster, read_source
+from zellige.units import ceil_div, count_of, format_bytes, format_count, share_of
 from zellige.workload import Batch, Bucket, Clip, Drop, training_frames
 
 
@@ -73,26 +75,23 @@ def check_batches(argument: str, options: Options, batch_size: int) -> Report:
     cluster_name = options.cluster or source.cluster
     cluster = changed_cluster(cluster_name, options) if cluster_name else None
     findings: list[Finding] = []
-    summary: list[str] = []
+    summary = fitting_lines(source, model, options)
     for batch, drops in batches_of(source, model, options):
         findings += drop_findings(drops)
         if drops:
             keep = list(dict.fromkeys(drop.suggestion for drop in drops if drop.suggestion))
             total = len(batch.sequences) + len(drops)
             summary.append(
-                f"{batch.name}: {len(drops)} of {count_of(total, 'clip')} dropped"
+                f"{batch.name}: {share_of(len(drops), total, 'clip')} dropped"
                 + (f"; buckets that would keep them: {', '.join(keep)}" if keep else "")
             )
         if not batch.sequences:
             continue
-        summary += resampling_summary(batch, source.clips[batch.name], model, options)
-        summary += batch_summary(batch, batch_size)
+        memory = None if cluster is None else memory_check(planned_problem(batch, model, cluster, options))
+        summary += batch_summary(batch, batch_size, memory)
         findings += loss_findings(batch, source.clips[batch.name], model, options)
         findings += epoch_findings(batch, batch_size, cluster.num_ranks if cluster else 1)
-        if cluster is not None:
-            lines, found = memory_findings(batch, model, cluster, options)
-            summary += lines
-            findings += found
+        findings += () if memory is None else memory.findings
     return Report(file=printable(argument), findings=tuple(findings), summary=tuple(summary))
 
 
@@ -141,44 +140,35 @@ def loss_findings(batch: Batch, clips: Sequence[Clip], model: ModelSpec, options
     return list(seen.values())
 
 
-def resampling_summary(batch: Batch, clips: Sequence[Clip], model: ModelSpec, options: Options) -> list[str]:
-    """How many clips were resampled to the model's rate, and how many say no rate."""
-    videos = [clip for clip in clips if clip.num_frames > 1]
-    changed = [c for c in videos if training_frames(c, model, resample=options.resample)[0] != c.num_frames]
-    lines = []
-    if changed:
-        before, after = changed[0], training_frames(changed[0], model, resample=options.resample)[0]
-        lines.append(
-            f"{batch.name}: {len(changed)} of {count_of(len(videos), 'video')} {'is' if len(changed) == 1 else 'are'}"
-            f" resampled to {model.native.fps} fps ({before.id}: {before.num_frames} to {count_of(after, 'frame')});"
-            " --keep-fps leaves the rate alone"
-        )
-    silent = sum(clip.fps == 0 for clip in videos)
-    if silent and options.resample:
-        say = "says" if silent == 1 else "say"
-        lines.append(
-            f"{batch.name}: {count_of(silent, 'video')} {say} no fps: taken as {model.native.fps}, the model's"
-        )
-    return lines
-
-
-def batch_summary(batch: Batch, batch_size: int) -> list[str]:
-    """Size, and the steps that same-shape batching needs against one packed step."""
+def batch_summary(batch: Batch, batch_size: int, memory: MemoryCheck | None) -> list[str]:
+    """Size, the steps of same-shape batching against packed ones, and what memory says where a cluster is known."""
     counts = Counter(sequence.bucket for sequence in batch.sequences)
     size = batch_size or len(batch.sequences)
     steps = sum(ceil_div(count, size) for count in counts.values())
     packed = ceil_div(len(batch.sequences), size)
     padded = len(batch.sequences) * max(bucket.num_tokens for bucket in counts)
+    everything = format_count(len(batch.sequences))
     return [
         f"{batch.name}: {count_of(len(batch.sequences), 'sequence')} in {count_of(len(counts), 'shape')},"
         f" {count_of(batch.num_tokens, 'token')} ({100 * batch.video_share:.0f} % video)",
-        f"  same-shape batching (one bucket a step, batch size {size}) needs"
+        f"  same-shape batching (one bucket a step, batch size {format_count(size)}) needs"
         f" {count_of(steps, 'step')};"
-        f" packed, {count_of(packed, 'step')} {'holds' if packed == 1 else 'hold'} all {len(batch.sequences)}",
+        f" packed, {count_of(packed, 'step')} for all {everything}{_packed_note(packed, memory)}",
         f"  padding all to the longest wastes {100 * (1 - batch.num_tokens / padded):.1f} % of"
         f" {count_of(padded, 'token')};"
         " packed with varlen attention, 0 %",
+        *(() if memory is None else memory.lines),
     ]
+
+
+def _packed_note(packed: int, memory: MemoryCheck | None) -> str:
+    """What a number of packed steps leaves out: memory, where no cluster is named or it takes more steps."""
+    if memory is None:
+        return " if memory allows (--cluster says)"
+    if memory.least_micro_steps <= packed:
+        return ""
+    steps = count_of(memory.least_micro_steps, "micro-step")
+    return f" by number, at least {steps} by memory (engine {memory.engine})"
 
 
 def epoch_findings(batch: Batch, batch_size: int, num_ranks: int) -> list[Finding]:
@@ -197,7 +187,7 @@ def epoch_findings(batch: Batch, batch_size: int, num_ranks: int) -> list[Findin
         Finding(
             code="ZL121",
             where=batch.name,
-            message=f"{len(short)} of {count_of(len(counts), 'bucket')} {'holds' if len(short) == 1 else 'hold'}"
+            message=f"{share_of(len(short), len(counts), 'bucket')} {'holds' if len(short) == 1 else 'hold'}"
             f" under {batch_size} x {num_ranks} = {count_of(needed, 'clip')};"
             f" with drop_last {count_of(clips, 'clip')} of {'it' if len(short) == 1 else 'them'} never"
             f" {'trains' if clips == 1 else 'train'}"
@@ -206,43 +196,6 @@ def epoch_findings(batch: Batch, batch_size: int, num_ranks: int) -> list[Findin
             fix="packed batches, fewer buckets, or a smaller batch size",
         )
     ]
-
-
-def memory_findings(
-    batch: Batch, model: ModelSpec, cluster: Cluster, options: Options
-) -> tuple[list[str], list[Finding]]:
-    """The worst bucket's memory, buckets that no legal split fits, and a batch that exceeds the whole cluster."""
-    memory = memory_model(model, cluster, options.sharding, options.checkpoint)
-    problem = build_problem(
-        batch, cluster=cluster, model=model, engine="group", sharding=options.sharding, checkpoint=options.checkpoint
-    )
-    left = format_bytes(memory.room_bytes)
-    need = {bucket: _bytes(problem.whole(bucket)) for bucket in problem.counts}
-    worst = max(need, key=lambda bucket: (need[bucket], bucket))
-    mean = sum(need[bucket] * count for bucket, count in problem.counts.items()) // len(batch.sequences)
-    lines = [
-        f"  memory of a whole sequence: worst bucket {worst.name} ({problem.counts[worst]} of {len(batch.sequences)}),"
-        f" {format_bytes(need[worst])}; mean {format_bytes(mean)}; {left} a GPU beside the model's state"
-        + ("" if need[worst] <= memory.room_bytes else ": must be split")
-    ]
-    findings = []
-    for bucket in problem.counts:
-        least = min(_bytes(option) for option in problem.options[bucket.name])
-        if least > memory.room_bytes:
-            message = f"bucket {bucket.name} needs {format_bytes(least)} a rank at its widest split; {left} are left"
-            fix = "more ranks or a shorter clip"
-            findings.append(Finding(code="ZL202", where=batch.name, message=message, fix=fix))
-    kept = sum(count * problem.whole(bucket).kept_bytes for bucket, count in problem.counts.items())
-    room = memory.room_bytes * cluster.num_ranks
-    if kept > room:
-        message = f"the batch keeps {format_bytes(kept)} until backward; all ranks together have {format_bytes(room)}"
-        fix = f"plan --micro-steps auto: {count_of(ceil_div(kept, room), 'micro-step')} or more; or more ranks"
-        findings.append(Finding(code="ZL204", where=batch.name, message=message, fix=fix))
-    return lines, findings
-
-
-def _bytes(option: Option) -> int:
-    return option.kept_bytes + option.live_bytes
 
 
 def check_bucket_set(bucket_set: BucketSet, where: str, options: Options) -> Report:

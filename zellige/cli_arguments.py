@@ -75,12 +75,15 @@ def refuse_repeated(order: Iterable[Any]) -> None:
 
 
 def refuse_overwriting(outputs: dict[str, Path | None], inputs: Iterable[str]) -> None:
-    """Raise where an output, by its option, is a file that the command reads, or another output."""
+    """Raise where an output, by its option, is a file that the command reads, another output, or called ``-``."""
+    from zellige.files import refuse_dash
+
     read = [Path(name) for given in inputs if given for name in (given, given.rpartition("#")[0]) if name]
     written: dict[str, Path] = {}
     for option, path in outputs.items():
         if path is None:
             continue
+        refuse_dash(path, option)
         for source in read:
             if _same(path, source):
                 raise UsageError(

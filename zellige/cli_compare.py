@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ from zellige.cli_support import (
     say,
     simulation_options,
     warn_drops,
-    warn_resampled,
+    warn_fitting,
 )
 
 DRAWN_AHEAD = 100
@@ -120,6 +121,7 @@ class _Run:
         pairs = [load_setting(source, options) for source in self.sources]
         refuse_several({(cluster.name, model.name) for cluster, model in pairs})
         self.cluster, self.model = pairs[0]
+        warn_fitting(self.sources, options)
         self.num_batches = sum(len(source.clips) for source in self.sources)
         self._ahead = list(itertools.islice(self._draw(0), DRAWN_AHEAD))
         self.setting = self._setting(how, policies)
@@ -148,7 +150,7 @@ class _Run:
 
     def _draw(self, start: int) -> Iterator[Any]:
         """Batches from number ``start`` on, with warnings on stderr."""
-        from zellige.sources import GeneratedClips, kept_batches, source_setup
+        from zellige.sources import kept_batches, source_setup
         from zellige.sweep import Task
 
         number = 0
@@ -157,8 +159,6 @@ class _Run:
             number += skipped
             setup = source_setup(source, self.options)
             for batch in kept_batches(source, self.model, self.options, warn_drops, skipped):
-                if not isinstance(source.clips, GeneratedClips):
-                    warn_resampled(batch, source.clips[batch.name], self.model, self.options)
                 yield Task(number, batch, setup)
                 number += 1
 
@@ -175,27 +175,27 @@ class _Run:
         from zellige.sweep import run_sweep, strip
 
         how, policies = self.setting.how, self.setting.policies
-        kept: Any = self._file(out) if out is not None else []
-        done = kept.num_batches if out is not None else 0
         planning: dict[str, list[int]] = {}
-        with progress("planning", (self.num_batches - done) * len(policies)) as advance:
-            for outcomes in run_sweep(self.setting, self.tasks(done), jobs=jobs, progress=advance):
-                add_planning(planning, outcomes)
-                kept.append(strip(outcomes)) if out is not None else kept.extend(outcomes)
-        sources: tuple[str, ...] = ()
-        if how.fidelity != "additive":
-            state = state_traffic(self.model, self.cluster, self.options.sharding)
-            sources = constant_sources(self.cluster, state)
-        return make_comparison(
-            kept,
-            planning,
-            self.first,
-            how=how,
-            notes=tuple(source.note for source in self.sources[:1] if source.note),
-            sources=sources,
-            prices=self.first.prices.sources,
-            paired=out is not None and self.num_batches > 1,
-        )
+        with contextlib.nullcontext([]) if out is None else self._file(out) as kept:
+            done = kept.num_batches if out is not None else 0
+            with progress("planning", (self.num_batches - done) * len(policies)) as advance:
+                for outcomes in run_sweep(self.setting, self.tasks(done), jobs=jobs, progress=advance):
+                    add_planning(planning, outcomes)
+                    kept.append(strip(outcomes)) if out is not None else kept.extend(outcomes)
+            sources: tuple[str, ...] = ()
+            if how.fidelity != "additive":
+                state = state_traffic(self.model, self.cluster, self.options.sharding)
+                sources = constant_sources(self.cluster, state)
+            return make_comparison(
+                kept,
+                planning,
+                self.first,
+                how=how,
+                notes=tuple(source.note for source in self.sources[:1] if source.note),
+                sources=sources,
+                prices=self.first.prices.sources,
+                paired=out is not None and self.num_batches > 1,
+            )
 
     def _file(self, path: Path) -> Any:
         from zellige import __version__
@@ -216,6 +216,7 @@ class _Run:
         )
         file = SweepFile(path, header)
         if file.num_batches > self.num_batches:
+            file.close()
             raise UsageError(
                 f"{path} holds {count_of(file.num_batches, 'batch')}, and {self.num_batches} asked for",
                 fix=f"--batches {file.num_batches}, or another --out",

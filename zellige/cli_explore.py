@@ -33,6 +33,7 @@ from zellige.cli_support import (
     progress,
     require_one_setting,
     warn_drops,
+    warn_fitting,
 )
 from zellige.errors import UsageError
 
@@ -54,12 +55,13 @@ def cut_command(
     from zellige.cuts import explore_cut
     from zellige.report_explore import CUT_LEGEND, PRICES_LEGEND, cut_tables
     from zellige.sources import build_problems, read_sources
-    from zellige.units import count_of
+    from zellige.units import share_of
 
     options = planning_options(
         cluster, model, sharding, checkpoint, None, buckets, keep_fps, prices, batches=batches, seed=seed
     )
     sources = read_sources(arguments, options)
+    warn_fitting(sources, options)
     problems = [
         dataclasses.replace(problem, engine="group")
         for source in sources
@@ -75,9 +77,7 @@ def cut_command(
     for table, legend in zip(cut_tables(report), (PRICES_LEGEND, CUT_LEGEND), strict=True):
         console().print(table)
         print_lines(["", legend, ""])
-    chosen = (
-        f"{report.k} of {count_of(len(report.buckets), 'bucket')} {'is a filler' if report.k == 1 else 'are fillers'}"
-    )
+    chosen = f"{share_of(report.k, len(report.buckets), 'bucket')} {'is a filler' if report.k == 1 else 'are fillers'}"
     print_lines([f"the chosen cut: {chosen}, the rest anchors"])
 
 
@@ -100,7 +100,9 @@ def prices_command(
     refuse_overwriting({"-o": output}, [batch, cluster, model, buckets])
     require_places({"-o": output})
     options = planning_options(cluster, model, ShardingChoice.ZERO3, checkpoint, None, buckets, keep_fps, "")
-    table = stamped(build_problems(read_source(batch, options), options, warn_drops)[0].prices)
+    source = read_source(batch, options)
+    warn_fitting([source], options)
+    table = stamped(build_problems(source, options, warn_drops)[0].prices)
     if output is not None:
         write_text(output, readable_json(table))
     if output is None or json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,9 +36,9 @@ from zellige.cli_support import (
     print_lines,
     say,
     warn_drops,
-    warn_resampling,
+    warn_fitting,
 )
-from zellige.errors import UsageError
+from zellige.errors import UsageError, ZelligeError
 
 
 def plan_command(
@@ -142,8 +144,8 @@ def _plan_one(
     from zellige.sources import build_problems
     from zellige.units import count_of
 
+    warn_fitting(sources, options)
     problems = [problem for source in sources for problem in build_problems(source, options, warn_drops)]
-    warn_resampling(problems, sources, options)
     if len(problems) > 1:
         raise UsageError(
             f"these are {count_of(len(problems), 'batch')}", fix="--stream plans a run of them, compare takes many"
@@ -191,16 +193,31 @@ def _certified(problem: Any, plan: Any) -> tuple[Any, list[str]]:
     return found, [f"certified in {spent}; before: {before}"]
 
 
+ALONE = "plan that batch by itself, without --stream"
+
+
+@contextlib.contextmanager
+def _advice_for_streams() -> Iterator[None]:
+    """Errors that advise micro-steps, which a stream has none of, say that they are for the batch alone."""
+    try:
+        yield
+    except ZelligeError as error:
+        if "--micro-steps" in error.fix:
+            error.fix = f"{ALONE}: {error.fix}"
+        raise
+
+
 def _plan_run(sources: list[Any], options: Any, policy: str, ahead: int | None, output: Path | None) -> None:
     from zellige.lines import LineWriter
     from zellige.plan.stream import DEFAULT_AHEAD, plan_line, plan_stream
     from zellige.sources import each_problem
     from zellige.units import count_of
 
+    warn_fitting(sources, options)
     problems = (problem for source in sources for problem in each_problem(source, options, warn_drops))
     done, unfit = 0, []
     run = plan_stream(problems, policy, engine=options.engine, ahead=ahead or DEFAULT_AHEAD)
-    with LineWriter(output) as lines, run as plans:
+    with LineWriter(output) as lines, run as plans, _advice_for_streams():
         for plan in plans:
             lines.write(plan_line(plan))
             done += 1
@@ -210,5 +227,5 @@ def _plan_run(sources: list[Any], options: Any, policy: str, ahead: int | None, 
     say(f"{count_of(done, 'plan')}{written}; {run.kept} of them reuse the placement of an equal batch before")
     if unfit:
         do_not = "does not" if len(unfit) == 1 else "do not"
-        say(f"{len(unfit)} {do_not} fit in memory, the first for {unfit[0]}; try: plan it with --micro-steps auto")
+        say(f"{len(unfit)} {do_not} fit in memory, the first for {unfit[0]}; try: {ALONE}, with --micro-steps auto")
         raise typer.Exit(1)

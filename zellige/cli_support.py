@@ -267,18 +267,15 @@ def last_frame(error: BaseException) -> str:
     return f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else ""
 
 
-def warn_resampling(problems: list[Any], sources: list[Any], options: Any) -> None:
-    """Say on stderr which batches were resampled to the model's frame rate."""
-    clips = {name: clips for source in sources for name, clips in source.clips.items()}
-    for problem in problems:
-        warn_resampled(problem.batch, clips[problem.batch.name], problem.model, options)
+def warn_fitting(sources: Iterable[Any], options: Any) -> None:
+    """Say on stderr, once for a file or workload, how its clips were read and what they go through to train."""
+    from zellige.fitting import fitting_lines
+    from zellige.sources import GeneratedClips, load_setting
 
-
-def warn_resampled(batch: Any, clips: Any, model: Any, options: Any) -> None:
-    """Say on stderr where a batch was resampled to the model's frame rate."""
-    from zellige.check import resampling_summary
-
-    say(*(f"note: {line}" for line in resampling_summary(batch, clips, model, options)))
+    for source in sources:
+        if not isinstance(source.clips, GeneratedClips):
+            _, model = load_setting(source, options)
+            say(*(f"note: {line}" for line in fitting_lines(source, model, options)))
 
 
 def warn_drops(source: Any, drops: Any) -> None:

@@ -1,7 +1,8 @@
 """Read clip lists: JSONL, CSV and Parquet with ``width,height,num_frames,fps`` (Open-Sora's columns), images too.
 
-Further columns that are used: ``id`` (else v0, i1, ... by row), ``count`` (that many equal clips) and ``batch``
-(rows with one value form one batch; a file of many batches). Open-Sora's other columns are read past.
+Further columns that are used: ``id``, ``count`` (that many equal clips) and ``batch`` (rows with one value form one
+batch; a file of many batches). Without ids, paths are the ids where every row has one of its own; else rows are
+numbered: v0, i1, ... All other columns are read past, whatever the format, and named in a note.
 """
 
 from __future__ import annotations
@@ -25,46 +26,87 @@ from zellige.errors import (
     SchemaVersionError,
 )
 from zellige.files import A_READABLE_PATH, WRITTEN_BY, check_schema, other_kind, parse_json, printable, read_text
-from zellige.units import count_of
+from zellige.units import count_of, share_of
 from zellige.workload import MAX_SEQUENCES, Clip, parse_fps, repeat_clip
 
 _NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{0,18})?(?:[eE][+-]?\d{1,2})?", re.ASCII)
 _GAPS = frozenset({"", "nan", "none", "null"})
 CLIPS_SCHEMA = "zellige.clips/1"
 SIZE_COLUMNS = ("width", "height", "num_frames")
-USED_COLUMNS = frozenset((*SIZE_COLUMNS, "fps", "id", "count", "batch"))
+USED_COLUMNS = frozenset((*SIZE_COLUMNS, "fps", "id", "count", "batch", "path"))
 A_WHOLE_NUMBER = "a whole number from 1, as 1280"
-COLUMN_FORMATS = frozenset({".csv", ".tsv", ".parquet"})
-KNOWN_COLUMNS = frozenset(
-    (*SIZE_COLUMNS, "fps", "id", "count", "batch", "path", "text", "aspect_ratio", "resolution", "relpath", "duration")
-)
+OPEN_SORA_COLUMNS = frozenset({"text", "aspect_ratio", "resolution", "relpath", "duration"})
+"""Known to be of no use here, so that no note names them."""
+
+Row = tuple[int, dict[str, Any]]
+"""The line (from 1) on which a row ends, and its cells; gaps are left out."""
 
 
 def read_clips(path: Path) -> tuple[dict[str, list[Clip]], tuple[str, ...]]:
-    """The clips of a file by batch name, in file order, and the columns that were read past.
+    """The clips of a file by batch name, in file order, and notes on how it was read: columns left out, ids made up.
 
     Raises :class:`MissingSizesError` naming the rows without sizes, :class:`FormatError`, :class:`DuplicateIdError`.
     """
     label = printable(path.name)
+    rows, columns = _read_rows(path, label)
+    if not rows:
+        raise EmptyBatchError(f"{label} holds no clips", fix="one JSON object a line, or a CSV with a header")
+    unused = sorted(columns - USED_COLUMNS - OPEN_SORA_COLUMNS)
+    _check_sizes(rows, unused, label)
+    named, ids_note = _named(rows)
+    return _group(named, printable(path.stem), label), tuple(filter(None, (_unused_note(unused, columns), ids_note)))
+
+
+def _read_rows(path: Path, label: str) -> tuple[list[Row], set[str]]:
+    """All rows, and the names of all columns that hold anything."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        rows = _parquet_rows(path, label)
-    elif suffix in {".csv", ".tsv"}:
-        rows = _csv_rows(read_text(path), label)
-    else:
-        rows = _jsonl_rows(read_text(path), label)
-    collected = list(rows)
-    if not collected:
-        raise EmptyBatchError(f"{label} holds no clips", fix="one JSON object a line, or a CSV with a header")
-    ignored = sorted({key for _, row in collected for key in row} - KNOWN_COLUMNS)
-    if ignored and suffix not in COLUMN_FORMATS:
-        raise _unknown_key(ignored[0], collected, label)
-    _check_sizes(collected, ignored, label)
-    return _group(collected, printable(path.stem), label), tuple(ignored)
+        return _parquet_rows(path, label)
+    text = read_text(path)
+    rows = list(_csv_rows(text, label) if suffix in {".csv", ".tsv"} else _jsonl_rows(text, label))
+    return rows, {key for _, row in rows for key in row}
 
 
-def _parquet_rows(path: Path, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows from 1 on, of the columns that are used; captions and other columns are not even read."""
+def _unused_note(unused: list[str], columns: set[str]) -> str:
+    """The columns that were read past; beside each, the one that it may have been meant for."""
+    told = []
+    for name in unused:
+        close = difflib.get_close_matches(name, sorted(USED_COLUMNS - columns), n=1)
+        told.append(f"{printable(name)} (did you mean {close[0]!r}?)" if close else printable(name))
+    return f"columns not used: {', '.join(told)}" if told else ""
+
+
+def _named(rows: list[Row]) -> tuple[list[Row], str]:
+    """The rows with paths as ids, where no row has an id and every row has a path of its own; and what was done else.
+
+    Rows that are left without an id are numbered later.
+    """
+    nameless = [row for _, row in rows if "id" not in row]
+    paths = [row["path"] for row in nameless if row.get("path", "") != ""]
+    if not paths:
+        return rows, ""
+    why = "other rows have ids" if len(nameless) < len(rows) else _no_ids(paths, len(rows))
+    if why:
+        numbered = f"{count_of(len(nameless), 'row')} {'is' if len(nameless) == 1 else 'are'} numbered, as v0 or i1"
+        return rows, f"paths are no ids: {why}; {numbered}"
+    return [(number, row | {"id": row["path"]}) for number, row in rows], ""
+
+
+def _no_ids(paths: list[Any], num_rows: int) -> str:
+    """Why paths cannot be ids; empty where they can."""
+    known: set[str] = set()
+    for path in paths:
+        if not isinstance(path, str):
+            return f"{path!r} is not text"
+        if path in known:
+            return f"{printable(path)!r} stands twice"
+        known.add(path)
+    missing = num_rows - len(paths)
+    return f"{share_of(missing, num_rows, 'row')} {'has' if missing == 1 else 'have'} none" if missing else ""
+
+
+def _parquet_rows(path: Path, label: str) -> tuple[list[Row], set[str]]:
+    """Rows from 1 on, of the columns that are used, and all columns: captions and the like are not even read."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -75,8 +117,8 @@ def _parquet_rows(path: Path, label: str) -> Iterator[tuple[int, dict[str, Any]]
     try:
         with path.open("rb") as handle:
             file = pyarrow.parquet.ParquetFile(handle)
-            names = [name for name in file.schema_arrow.names if name in USED_COLUMNS]
-            table = file.read(columns=names).to_pylist()
+            columns = set(file.schema_arrow.names)
+            table = file.read(columns=sorted(columns & USED_COLUMNS)).to_pylist()
     except OSError as error:
         raise FileError(
             f"cannot read {label!r}: {error.strerror or error}",
@@ -87,11 +129,14 @@ def _parquet_rows(path: Path, label: str) -> Iterator[tuple[int, dict[str, Any]]
         raise FormatError(
             "this is not Parquet", where=label, details=(str(error)[:200],), fix="write it again, or use .csv or .jsonl"
         ) from None
-    for number, row in enumerate(table, 1):
-        yield number, {key: value for key, value in row.items() if value is not None and value == value}
+    rows = [
+        (number, {key: value for key, value in row.items() if value is not None and value == value})
+        for number, row in enumerate(table, 1)
+    ]
+    return rows, columns
 
 
-def _csv_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_rows(text: str, label: str) -> Iterator[Row]:
     delimiter = "\t" if label.lower().endswith(".tsv") else ","
     body = text.lstrip("\r\n")
     skipped = text[: len(text) - len(body)].count("\n")
@@ -125,7 +170,7 @@ def _csv_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
         ) from None
 
 
-def _jsonl_rows(text: str, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _jsonl_rows(text: str, label: str) -> Iterator[Row]:
     is_first = True
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -162,14 +207,7 @@ def _other_document(text: str, label: str) -> FileError | None:
     )
 
 
-def _unknown_key(key: str, rows: list[tuple[int, dict[str, Any]]], label: str) -> FormatError:
-    line = next(number for number, row in rows if key in row)
-    close = difflib.get_close_matches(key, sorted(KNOWN_COLUMNS), n=1)
-    fix = f"did you mean {close[0]!r}?" if close else f"the known keys are {', '.join(sorted(KNOWN_COLUMNS))}"
-    return FormatError(f"unknown key {key!r}", where=f"{label}:{line}", fix=fix)
-
-
-def _check_sizes(rows: list[tuple[int, dict[str, Any]]], ignored: list[str], label: str) -> None:
+def _check_sizes(rows: list[Row], unused: list[str], label: str) -> None:
     missing = [(number, [name for name in SIZE_COLUMNS if row.get(name) is None]) for number, row in rows]
     bad = [(number, names) for number, names in missing if names]
     if not bad:
@@ -177,21 +215,21 @@ def _check_sizes(rows: list[tuple[int, dict[str, Any]]], ignored: list[str], lab
     shown = ", ".join(str(number) for number, _ in bad[:20]) + (" ..." if len(bad) > 20 else "")
     names = sorted({name for _, absent in bad for name in absent}, key=SIZE_COLUMNS.index)
     raise MissingSizesError(
-        f"{len(bad)} of {count_of(len(rows), 'row')} {'has' if len(bad) == 1 else 'have'} no {', '.join(names)}",
+        f"{share_of(len(bad), len(rows), 'row')} {'has' if len(bad) == 1 else 'have'} no {', '.join(names)}",
         where=f"{label}: {'line' if len(bad) == 1 else 'lines'} {shown}",
-        fix=_column_hint(names, ignored) or "fill the columns once from the files' headers (ffprobe -show_streams)",
+        fix=_column_hint(names, unused) or "fill the columns once from the files' headers (ffprobe -show_streams)",
     )
 
 
-def _column_hint(missing: list[str], present: list[str]) -> str:
+def _column_hint(missing: list[str], unused: list[str]) -> str:
     for name in missing:
-        close = difflib.get_close_matches(name, present, n=1)
+        close = difflib.get_close_matches(name, unused, n=1)
         if close:
             return f"rename column {close[0]!r} to {name!r}"
     return ""
 
 
-def _group(rows: list[tuple[int, dict[str, Any]]], stem: str, label: str) -> dict[str, list[Clip]]:
+def _group(rows: list[Row], stem: str, label: str) -> dict[str, list[Clip]]:
     batches: dict[str, list[Clip]] = {}
     seen: dict[str, str] = {}
     for position, (number, row) in enumerate(rows):

@@ -15,6 +15,7 @@ from zellige.plan.policies import find_policy
 from zellige.rows import Row, tally
 from zellige.sim import Noise
 from zellige.sources import build_problem
+from zellige.units import format_percent
 
 __all__ = ["Comparison", "Row", "build_problem", "compare", "default_policies", "verdict"]
 
@@ -160,17 +161,16 @@ def verdict(rows: Sequence[Row]) -> str:
     if abs(longer) < 5e-4:
         text = f"no gain here: a step of {moldable[0]} takes as long as {against}"
     elif longer > 0:
-        text = f"no gain here: a step of {moldable[0]} is {longer:.1%} longer than {against}"
+        text = f"no gain here: a step of {moldable[0]} is {format_percent(longer, 1)} longer than {against}"
     elif 1 / (1 + longer) - 1 < NO_GAIN:
-        text = f"no gain here: a step of {moldable[0]} is only {-longer:.1%} shorter than {against}"
+        text = f"no gain here: a step of {moldable[0]} is only {format_percent(-longer, 1)} shorter than {against}"
     else:
-        text = f"placement wins: a step of {moldable[0]} is {-longer:.1%} shorter than {against}"
+        text = f"placement wins: a step of {moldable[0]} is {format_percent(-longer, 1)} shorter than {against}"
     plain = _best(rows, lambda name: name == "static")
     if plain is not None:
         change = static[1] / plain[1] - 1
-        text += (
-            f"; coalescing alone makes the best static split {abs(change):.1%} {'shorter' if change <= 0 else 'longer'}"
-        )
+        which = "shorter" if change <= 0 else "longer"
+        text += f"; coalescing alone makes the best static split {format_percent(abs(change), 1)} {which}"
     return text
 
 

@@ -18,13 +18,14 @@ import tempfile
 import tomllib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar
 
 import msgspec
 
-from zellige.errors import FileError, FormatError, SchemaVersionError
+from zellige.errors import FileError, FormatError, SchemaVersionError, UsageError
+from zellige.interrupts import held
 
 T = TypeVar("T")
 
@@ -187,6 +188,15 @@ def make_folder(path: Path) -> None:
         raise FileError(f"cannot make the folder {str(path)!r}: {error}", fix=ANOTHER_PLACE) from None
 
 
+def refuse_dash(path: Path, option: str) -> None:
+    """Raise :class:`UsageError` for an output called ``-``, which elsewhere means standard output."""
+    if str(path) == "-":
+        raise UsageError(
+            f"{option} - would write a file called '-'",
+            fix="a name for the file; what a command answers is on standard output anyway, as JSON with --json",
+        )
+
+
 def require_place(path: Path) -> None:
     """Raise :class:`FileError` where :func:`write_bytes` would fail, before there is anything to write; writes nothing.
 
@@ -217,9 +227,10 @@ def require_folder_place(path: Path) -> None:
 
 def _try_to_make(path: Path) -> None:
     """Make, and take away, the temporary file that a file would be written to."""
-    descriptor, temporary = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
-    os.close(descriptor)
-    os.unlink(temporary)
+    with held():
+        descriptor, temporary = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
+        os.close(descriptor)
+        os.unlink(temporary)
 
 
 def _prefix(path: Path) -> str:
@@ -258,14 +269,15 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file in one step: to a temporary file beside it, then a rename.
 
-    Links are followed; pipes and devices are written to as they are.
+    Signals that end the process wait, so that no temporary file is left. Links are followed; pipes and devices are
+    written to as they are.
     """
     try:
         path = path.resolve()
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(content)
             return
-        with _replacing(path) as handle:
+        with held(), _replacing(path) as handle:
             handle.write(content)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from None
@@ -294,6 +306,13 @@ def _umask() -> int:
 def _expected_schema(kind: Any) -> str:
     default = getattr(kind, "SCHEMA", "")
     return default if isinstance(default, str) else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``did you mean h200x8? `` for a name that begins or resembles a known one; empty for any other."""
+    names = list(known)
+    close = [each for each in names if name and each.startswith(name)] or difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def _suggestion(message: str, kind: Any) -> str:

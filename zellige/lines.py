@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import stat
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import BinaryIO, Self
 
 from zellige.errors import FileError
 from zellige.files import ANOTHER_PLACE, lock
+from zellige.interrupts import held
 
 
 class LineWriter:
     """Lines into a file that is begun anew, or (no path) to standard output; :class:`FileError` where that fails.
 
-    A Ctrl-C waits until the line being written is out. Where the disk is full, what was written of the line goes again.
+    Signals that end the process wait until the line being written is out. Where the disk is full, what was written of
+    the line goes again.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -41,7 +39,7 @@ class LineWriter:
 
     def write(self, line: bytes) -> None:
         """Write a line, which ends with its line feed."""
-        with _interrupt_deferred():
+        with held():
             if self._file is None:
                 sys.stdout.write(line.decode())
                 sys.stdout.flush()
@@ -74,28 +72,3 @@ def _write_all(file: BinaryIO, line: bytes) -> None:
         with contextlib.suppress(OSError):
             os.ftruncate(file.fileno(), file.tell() - written)
         raise
-
-
-@contextlib.contextmanager
-def _interrupt_deferred() -> Iterator[None]:
-    """Let a first SIGINT wait until the block is done; a second one acts at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):
-        yield
-        return
-    waiting: list[tuple[int, FrameType | None]] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, handler)
-        waiting.append((number, frame))
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    for number, frame in waiting:
-        handler(number, frame)

@@ -36,6 +36,7 @@ from zellige.recorded_runs import read_runs, recorded_cluster
 from zellige.shards import WIRE_BYTES
 from zellige.sources import Options, batches_of, build_problem, read_source
 from zellige.trials import How, Runs, run_plans
+from zellige.units import format_percent
 from zellige.validate import SetupReport, Validation, validate
 from zellige.validation_plans import POLICIES, corners, crowded, policy_plans, rotation, suite_batch
 from zellige.workload import Batch, make_bucket, parse_shape
@@ -226,7 +227,8 @@ def _table(
     table, done = measure_table(told, out, device=wanted.device, seconds=wanted.seconds, links=True, alone=wanted.alone)
     write_text(out, readable_json(stamped(table)))
     if done.throttled:
-        say(f"warning: this machine was up to {done.drift:.0%} slower than at first: others use it, or it throttles")
+        slower = format_percent(done.drift, 0)
+        say(f"warning: this machine was up to {slower} slower than at first: others use it, or it throttles")
     return table
 
 

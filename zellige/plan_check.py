@@ -124,8 +124,18 @@ def load_plan(path: str) -> Plan:
         raise FormatError("a stream holds many plans", where=path, fix=f"{path}#1 is its first")
     raw = parse_json(text, path)
     if isinstance(raw, dict) and raw.get("schema") == Schedule.SCHEMA:
-        raise FormatError("a schedule holds a plan for each micro-step", where=path, fix=f"{path}#1 is its first")
+        raise _needs_one_of(convert(raw, Schedule, path), path)
     return convert(raw, Plan, path)
+
+
+def _needs_one_of(schedule: Schedule, path: str) -> FormatError:
+    last = len(schedule.plans)
+    each = f"{path}#1" if last == 1 else f"{path}#1 to {path}#{last} one by one"
+    return FormatError(
+        f"a schedule holds a plan for each of its {count_of(last, 'micro-step')}, and one plan is needed here",
+        where=path,
+        fix=f"{each}: micro-steps run one after another, so that their times add up; check takes the whole file",
+    )
 
 
 MAX_DIGITS = 18

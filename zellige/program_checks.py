@@ -19,7 +19,7 @@ from zellige.shards import (
     query_range,
     received_rows,
 )
-from zellige.units import count_of, format_bytes
+from zellige.units import count_of, format_bytes, share_of
 
 
 def check_program(program: Program) -> None:
@@ -44,7 +44,7 @@ def check_tokens(program: Program) -> None:
                 )
             stop = share.owned[1]
         if stop != segment.length:
-            lost = f"{segment.length - stop} of {count_of(segment.length, 'token')}"
+            lost = f"{share_of(segment.length - stop, segment.length, 'token')}"
             raise ConservationError(f"{lost} of {segment.sequence} lost")
     batched = [(work.rank, index) for work in program.ranks for part in work.whole for index in part]
     whole = [(s.ranks[0], index) for index, s in enumerate(program.segments) if not s.config.is_split]

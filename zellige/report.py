@@ -15,7 +15,7 @@ from zellige.placement import Plan
 from zellige.rows import Row
 from zellige.schedule import Schedule
 from zellige.shards import ParallelConfig
-from zellige.units import count_of, format_bytes, format_percent, format_time
+from zellige.units import count_of, format_bytes, format_percent, format_time, share_of
 from zellige.workload import Drop, parse_shape
 
 COMPARISON_LEGEND = (
@@ -209,7 +209,7 @@ def plan_lines(plan: Plan, prices: Sequence[str] = (), reserved_bytes: int = 0) 
         f" {format_percent(plan.gap)} above the bound {format_time(plan.bound_ns)} ({plan.bound})",
         *_blocks_lines(plan),
         *_origin_lines(prices),
-        f"{plan.num_split} of {count_of(len(plan.placements), 'sequence')} split;"
+        f"{share_of(plan.num_split, len(plan.placements), 'sequence')} split;"
         f" max/mean rank time {plan.max_over_mean:.3f}",
         *memory_lines(plan.peak_memory_bytes, plan.memory_limit_bytes, reserved_bytes),
     ]
@@ -266,7 +266,7 @@ def findings_lines(report: Report) -> list[str]:
 
 def drop_lines(drops: Sequence[Drop], total: int) -> list[str]:
     """Each dropped clip, why, and the nearest bucket that would keep it."""
-    lines = [f"{len(drops)} of {count_of(total, 'clip')} dropped"]
+    lines = [f"{share_of(len(drops), total, 'clip')} dropped"]
     for drop in drops[:SHOWN_DROPS]:
         where = f" ({drop.clip.where})" if drop.clip.where else ""
         kept = f"; kept by {drop.suggestion}" if drop.suggestion else ""

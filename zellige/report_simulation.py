@@ -13,7 +13,7 @@ from zellige.sensitivity import Effect, Sensitivity
 from zellige.sim import Additivity
 from zellige.sim.results import RankTime, SimReport
 from zellige.sim.stats import Summary
-from zellige.units import count_of, format_bytes, format_time
+from zellige.units import count_of, format_bytes, format_time, share_of
 
 _PARTS = (
     "slow-down: what compute loses to transfers beside it;"
@@ -50,7 +50,7 @@ def simulation_lines(report: SimReport, plan: Plan, reserved_bytes: int = 0) -> 
     return [
         f"{plan.policy} ({report.engine} engine) on {report.cluster}, {report.model}: fidelity {report.fidelity}",
         f"step {format_time(report.step_time_ns)}; the plan's additive prices say {format_time(plan.makespan_ns)}",
-        f"{report.layers_simulated} of {count_of(report.num_layers, 'layer')} stepped through,"
+        f"{share_of(report.layers_simulated, report.num_layers, 'layer')} stepped through,"
         f" {count_of(report.events, 'event')}",
         *memory_lines(report.peak_memory_bytes, report.memory_limit_bytes, reserved_bytes),
     ]

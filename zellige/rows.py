@@ -12,7 +12,7 @@ from zellige.outcomes import Causes, Outcome
 from zellige.placement import Engine
 from zellige.sim import Additivity
 from zellige.sim.stats import Interval, MeanTally, Paired, PairTally
-from zellige.units import count_of
+from zellige.units import share_of
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ class _Tally:
         )
 
     def _without_plan(self) -> Row:
-        failed = f"{self.seen - self.planned} of {count_of(self.seen, 'batch')}: " if self.seen > 1 else ""
+        failed = f"{share_of(self.seen - self.planned, self.seen, 'batch')}: " if self.seen > 1 else ""
         return Row(
             policy=self.policy, engine=self.engine, fits=False, step_time_ns=None, ratio_to_best=None,
             max_over_mean=None, comm_bytes=None, comm_relative_to_usp=None, num_split=None,
@@ -196,14 +196,13 @@ def _deviation(count: int, total: int, squares: int) -> int:
 
 
 def _with_ratios(rows: list[Row], tallies: dict[str, _Tally], batches: int) -> list[Row]:
-    """Ratios to the best row that fits (or, where none fits, to the best row), and how often a policy is the best."""
+    """Ratios to the best row that fits (none where nothing fits), and how often a policy is the best."""
     best = best_row(rows)
+    least = best.step_time_ns if best is not None and best.fits else None
     return [
         msgspec.structs.replace(
             row,
-            ratio_to_best=row.step_time_ns / best.step_time_ns
-            if row.step_time_ns and best is not None and best.step_time_ns
-            else None,
+            ratio_to_best=row.step_time_ns / least if row.step_time_ns and least else None,
             win_rate=tallies[row.policy].wins / batches,
         )
         for row in rows

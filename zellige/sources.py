@@ -35,7 +35,7 @@ from zellige.workload import Batch, BucketPattern, Clip, Drop, build_batch, pars
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch argument as read: its clips by batch name, and what its file says about the set-up.
+    """A batch argument as read: its clips by batch name, what its file says about the set-up, and how it was read.
 
     Generated clips are drawn when a batch is looked up, so that any number of batches takes the memory of one.
     """
@@ -46,7 +46,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     patterns: tuple[BucketPattern, ...] = ()
     setup: Setup = NO_SETUP
-    ignored_columns: tuple[str, ...] = ()
+    reading: tuple[str, ...] = ()
     note: str = ""
 
     @property
@@ -108,8 +108,8 @@ def read_source(argument: str, options: Options) -> Source:
         return _generated(argument.removeprefix("gen:"), options)
     if not is_workload(argument):
         path = Path(argument)
-        clips, ignored = read_clips(path)
-        return Source(label=printable(path.name), clips=clips, ignored_columns=ignored)
+        clips, notes = read_clips(path)
+        return Source(label=printable(path.name), clips=clips, reading=notes)
     workload = load_workload(argument)
     baselines = workload.baselines
     return Source(
@@ -169,11 +169,16 @@ def changed_cluster(name: str, options: Options) -> Cluster:
     return what_if(load_cluster(name), options.settings, load_device(options.device) if options.device else None)
 
 
+def patterns_of(source: Source, options: Options) -> tuple[BucketPattern, ...]:
+    """The bucket set: as the options say, else as the workload does; empty for none."""
+    return read_buckets(options.buckets) if options.buckets else source.patterns
+
+
 def batches_of(
     source: Source, model: ModelSpec, options: Options, start: int = 0
 ) -> Iterator[tuple[Batch, tuple[Drop, ...]]]:
     """The batches of a source from number ``start`` on, with what was dropped from each."""
-    patterns = read_buckets(options.buckets) if options.buckets else source.patterns
+    patterns = patterns_of(source, options)
     for name in itertools.islice(source.clips, start, None):
         yield build_batch(name, source.clips[name], model, patterns, resample=options.resample)
 

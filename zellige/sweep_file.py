@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, ClassVar, Literal
+from typing import BinaryIO, ClassVar, Literal, Self
 
 import msgspec
 
 from zellige.errors import FileError, FormatError, ModelMismatchError
-from zellige.files import ANOTHER_PLACE, canonical_json, check_schema
+from zellige.files import ANOTHER_PLACE, canonical_json, check_schema, lock
 from zellige.outcomes import Outcome
 
 
@@ -33,7 +33,10 @@ class SweepHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SweepFile:
-    """An open file of results; ``num_batches`` are complete. Iterating reads the outcomes, as often as wanted."""
+    """A file of results that is this process's alone until it is closed; ``num_batches`` are complete.
+
+    Iterating reads the outcomes, as often as wanted. Raises :class:`FileError` where another process writes the file.
+    """
 
     def __init__(self, path: Path, header: SweepHeader) -> None:
         self.path = path
@@ -46,19 +49,42 @@ class SweepFile:
                     f"{str(path)!r} is not a regular file", fix="results go on where they stopped: name a file"
                 )
             path.touch()
-            self._repair(header)
+            self._file = path.open("r+b", buffering=0)
+            try:
+                lock(self._file, path)
+                self._repair(header)
+            except BaseException:
+                self.close()
+                raise
         except OSError as error:
-            raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}", fix=ANOTHER_PLACE) from None
+            raise self._unwritable(error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the file to others. Closing twice is no error."""
+        self._file.close()
 
     def append(self, outcomes: Iterable[Outcome]) -> None:
         """Write one batch's outcomes, whole or, where the process is ended, in part."""
         lines = b"".join(canonical_json(outcome) + b"\n" for outcome in outcomes)
         try:
-            with self.path.open("ab") as handle:
-                handle.write(lines)
+            self._write(lines)
         except OSError as error:
-            raise FileError(f"cannot write {str(self.path)!r}: {error.strerror or error}", fix=ANOTHER_PLACE) from None
+            raise self._unwritable(error) from None
         self.num_batches += 1
+
+    def _write(self, lines: bytes) -> None:
+        self._file.seek(0, os.SEEK_END)
+        while lines:
+            lines = lines[self._file.write(lines) :]
+
+    def _unwritable(self, error: OSError) -> FileError:
+        return FileError(f"cannot write {str(self.path)!r}: {error.strerror or error}", fix=ANOTHER_PLACE)
 
     def __iter__(self) -> Iterator[Outcome]:
         decoder = msgspec.json.Decoder(Outcome)
@@ -69,18 +95,17 @@ class SweepFile:
 
     def _repair(self, header: SweepHeader) -> None:
         """Check the header and all lines, and cut off what comes after the last complete batch."""
-        with self.path.open("r+b") as handle:
+        with self.path.open("rb") as handle:
             first = handle.readline()
-            if not first.endswith(b"\n"):
-                if not self._header.startswith(first):
-                    raise FormatError("this is not a file of results", where=str(self.path), fix="another --out")
-                handle.seek(0)
-                handle.write(self._header)
-                handle.truncate()
+            if first.endswith(b"\n"):
+                self._check_header(first, header)
+                self._file.truncate(self._complete(handle))
+                os.fsync(self._file.fileno())
                 return
-            self._check_header(first, header)
-            handle.truncate(self._complete(handle))
-            os.fsync(handle.fileno())
+        if not self._header.startswith(first):
+            raise FormatError("this is not a file of results", where=str(self.path), fix="another --out")
+        self._file.truncate(0)
+        self._write(self._header)
 
     def _check_header(self, line: bytes, header: SweepHeader) -> None:
         where = f"{self.path}:1"

@@ -26,9 +26,12 @@ def format_time(nanoseconds: int) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """A size in decimal units with three significant figures: ``85.9 GB``, ``512 B``."""
-    for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if abs(count) >= 0.9995 * scale:
+    """A size in decimal units with three significant figures: ``85.9 GB``, ``512 B``.
+
+    TB from ten of them on: needs of a TB and rooms of less stand beside each other, and differ by GB.
+    """
+    for unit, scale, least in (("TB", 10**12, 10), ("GB", 10**9, 1), ("MB", 10**6, 1), ("kB", 10**3, 1)):
+        if abs(count) >= 0.9995 * least * scale:
             return f"{_three_figures(count / scale)} {unit}"
     return f"{count} B"
 
@@ -44,9 +47,14 @@ def count_of(number: int, noun: str) -> str:
     return f"{format_count(number)} {noun}{ending}"
 
 
-def format_percent(fraction: float) -> str:
-    """A fraction as a percentage with two decimals: ``0.08 %``."""
-    return f"{100 * fraction:.2f} %"
+def share_of(number: int, total: int, noun: str) -> str:
+    """How many of how many, in one way of writing: ``1 of 20 videos``, ``2,000 of 2,000 clips``."""
+    return f"{format_count(number)} of {count_of(total, noun)}"
+
+
+def format_percent(fraction: float, decimals: int = 2, *, signed: bool = False) -> str:
+    """A fraction as a percentage: ``0.08 %``, with one decimal and a sign ``+3.4 %``. Tables print it ``tight``."""
+    return f"{100 * fraction:{'+' if signed else ''}.{decimals}f} %"
 
 
 def ceil_div(numerator: int, denominator: int) -> int:

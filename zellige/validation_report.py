@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, Any
 from zellige.cluster import LINK_OPS
 from zellige.prices import PriceTable
 from zellige.profile.profiler import Progress
-from zellige.units import count_of, format_time
+from zellige.units import count_of, format_percent, format_time
 from zellige.validate import ModelReport, PairRow, SetupReport
 
 if TYPE_CHECKING:
     from zellige.interference import Residual
     from zellige.measuring import AnalyticErrors
     from zellige.profile.estimate import ProfileEstimate
+
+
+def _percent(fraction: float) -> str:
+    return format_percent(fraction, 1)
+
+
+def _signed(fraction: float) -> str:
+    return format_percent(fraction, 1, signed=True)
 
 
 def profile_lines(table: PriceTable, done: Progress, path: str) -> list[str]:
@@ -29,7 +37,8 @@ def profile_lines(table: PriceTable, done: Progress, path: str) -> list[str]:
         *table.header.assumptions,
     ]
     if done.throttled:
-        lines.append(f"warning: this machine was up to {done.drift:.0%} slower than at first: shared, or throttled")
+        slower = format_percent(done.drift, 0)
+        lines.append(f"warning: this machine was up to {slower} slower than at first: shared, or throttled")
     return lines
 
 
@@ -61,7 +70,7 @@ def validation_lines(setup: SetupReport) -> list[str]:
     """The report of one cluster in sentences."""
     lines = [
         f"{setup.cluster}, {setup.model}: {len(setup.plans)} plans, none used to fit prices. Basis: {setup.basis}.",
-        f"noise of a plan's steps {setup.noise:.1%}; work took {setup.pace:.2f} times as long as in the profile",
+        f"noise of a plan's steps {_percent(setup.noise)}; work took {setup.pace:.2f} times as long as in the profile",
     ]
     for model in setup.models:
         lines += _model_lines(model)
@@ -88,8 +97,8 @@ def _policy_lines(pairs: Sequence[PairRow]) -> list[str]:
     for pair in pairs:
         by_names.setdefault((pair.first, pair.second), []).append(pair)
     return [
-        f"    {second} over {first}: replayed {rows[0].measured - 1:+.1%}; "
-        + "; ".join(f"{row.model} {row.predicted - 1:+.1%}, order {row.verdict}" for row in rows)
+        f"    {second} over {first}: replayed {_signed(rows[0].measured - 1)}; "
+        + "; ".join(f"{row.model} {_signed(row.predicted - 1)}, order {row.verdict}" for row in rows)
         for (first, second), rows in by_names.items()
     ]
 
@@ -97,24 +106,26 @@ def _policy_lines(pairs: Sequence[PairRow]) -> list[str]:
 def _model_lines(model: ModelReport) -> list[str]:
     order, replay = model.order, model.replay
     against = (
-        f"{model.model}: makespan against replay {replay.mape.mean:.1%} [{replay.mape.low:.1%}, {replay.mape.high:.1%}]"
-        f" (signed {replay.signed:+.1%}, worst {replay.worst:.1%})"
+        f"{model.model}: makespan against replay {_percent(replay.mape.mean)}"
+        f" [{_percent(replay.mape.low)}, {_percent(replay.mape.high)}]"
+        f" (signed {_signed(replay.signed)}, worst {_percent(replay.worst)})"
     )
     if model.wall is not None:
-        against += f", against the wall clock {model.wall.mape.mean:.1%} (signed {model.wall.signed:+.1%})"
+        against += f", against the wall clock {_percent(model.wall.mape.mean)} (signed {_signed(model.wall.signed)})"
     lines = [
         against,
-        f"    rank time {model.rank_time.mape.mean:.1%} (signed {model.rank_time.signed:+.1%}),"
-        f" memory {model.memory.mape.mean:.1%} (signed {model.memory.signed:+.1%})",
+        f"    rank time {_percent(model.rank_time.mape.mean)} (signed {_signed(model.rank_time.signed)}),"
+        f" memory {_percent(model.memory.mape.mean)} (signed {_signed(model.memory.signed)})",
         f"    order: tau {order.tau_clear.mean:.2f} [{order.tau_clear.low:.2f}, {order.tau_clear.high:.2f}] over"
-        f" {order.clear_pairs} pairs that differ by more than {order.threshold:.1%}; tau-b {order.kendall.mean:.2f},"
-        f" Spearman {order.spearman.mean:.2f}, pairwise {order.pairwise:.1%}, regret of the best {order.regret:.1%}",
+        f" {order.clear_pairs} pairs that differ by more than {_percent(order.threshold)};"
+        f" tau-b {order.kendall.mean:.2f}, Spearman {order.spearman.mean:.2f}, pairwise {_percent(order.pairwise)},"
+        f" regret of the best {_percent(order.regret)}",
     ]
     if model.wall_order is not None:
         wall = model.wall_order
         lines.append(
             f"    order of the wall clock: tau {wall.tau_clear.mean:.2f} over {wall.clear_pairs} pairs that differ by"
-            f" more than {wall.threshold:.1%}, regret {wall.regret:.1%}"
+            f" more than {_percent(wall.threshold)}, regret {_percent(wall.regret)}"
         )
     return [*lines, _residual_line("ranks", model.residual), _residual_line("steps", model.step_residual)]
 
@@ -123,13 +134,13 @@ def _residual_line(what: str, terms: Residual) -> str:
     return (
         f"    residual of {what}: {terms.per_split_ns / 1e6:+.3f} ms a split, {terms.per_sequence_ns / 1e6:+.3f} ms a"
         f" sequence, {terms.per_byte_ns:+.4f} ns a byte, {terms.per_chain_ns:+.3f} ns a ns of chain;"
-        f" these explain {terms.explained:.0%} of it"
+        f" these explain {format_percent(terms.explained, 0)} of it"
     )
 
 
 def validation_tables(setup: SetupReport) -> list[Any]:
     """A table of plans."""
-    from zellige.report import plain_table
+    from zellige.report import plain_table, tight
 
     names = {"additive": "sum", "additive+interference": "sum+i", "event+interference": "event+i"}
     models = (names.get(model.model, model.model) for model in setup.models)
@@ -139,9 +150,9 @@ def validation_tables(setup: SetupReport) -> list[Any]:
             plan.label,
             {"per_sequence": "per_seq", "coalesced": "coal"}.get(plan.engine, plan.engine),
             format_time(plan.replay_ns),
-            f"{plan.noise:.1%}",
+            tight(_percent(plan.noise)),
             "-" if plan.wall_ns is None else format_time(plan.wall_ns),
-            *(f"{plan.predicted_ns[model.model] / plan.replay_ns - 1:+.1%}" for model in setup.models),
+            *(tight(_signed(plan.predicted_ns[model.model] / plan.replay_ns - 1)) for model in setup.models),
         )
     return [table]
 

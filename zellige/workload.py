@@ -270,7 +270,7 @@ def build_batch(
     for clip in clips:
         key = (clip.width, clip.height, clip.num_frames, clip.fps)
         if key not in shapes:
-            shapes[key] = _assign(clip, model, patterns, resample)
+            shapes[key] = assign_bucket(clip, model, patterns, resample=resample)
         outcome = shapes[key]
         if isinstance(outcome, Drop):
             drops.append(Drop(clip=clip, reason=outcome.reason, suggestion=outcome.suggestion))
@@ -284,7 +284,10 @@ def build_batch(
     return Batch(name=name, sequences=tuple(sequences), buckets=ordered), tuple(drops)
 
 
-def _assign(clip: Clip, model: ModelSpec, patterns: SequenceOf[BucketPattern], resample: bool) -> Bucket | Drop:
+def assign_bucket(
+    clip: Clip, model: ModelSpec, patterns: SequenceOf[BucketPattern] = (), *, resample: bool = True
+) -> Bucket | Drop:
+    """The bucket that a clip trains in, or why none takes it; raises :class:`FormatError` as :func:`make_bucket`."""
     frames, snapped = training_frames(clip, model, resample=resample)
     if clip.num_frames > 1 and not model.takes_videos:
         return Drop(clip=clip, reason=f"{model.name} is an image model; extract a frame", suggestion="")

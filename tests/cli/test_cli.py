@@ -11,7 +11,7 @@ import pytest
 import typer
 from command_line import MIXED, MODEL, SETTING, Run, write
 
-from zellige import cli
+from zellige import cli_app
 
 
 def test_fifteen_seconds_of_1080p(run: Run) -> None:
@@ -223,7 +223,7 @@ FROZEN: dict[str, set[str]] = {
 
 
 def test_every_command_takes_json(run: Run) -> None:
-    root: Any = typer.main.get_command(cli.app)
+    root: Any = typer.main.get_command(cli_app.app)
     commands = {name: getattr(command, "commands", {}) or {"": command} for name, command in root.commands.items()}
     for name, parts in commands.items():
         for part, command in parts.items():
@@ -236,7 +236,7 @@ def test_every_command_takes_json(run: Run) -> None:
 
 
 def test_commands_and_options_are_frozen() -> None:
-    root: Any = typer.main.get_command(cli.app)
+    root: Any = typer.main.get_command(cli_app.app)
     found = {}
     for name, command in root.commands.items():
         parts = {f"{name} {sub}": below for sub, below in getattr(command, "commands", {}).items()} or {name: command}

@@ -152,3 +152,35 @@ def test_options_that_would_be_ignored_are_refused(run: Run, options: tuple[str,
     end = run("execute", "plan.json", *options)
     assert end.code == 2
     assert f"makes no use of {unused}" in end.err
+
+
+@pytest.mark.parametrize(("name", "status"), [("pipe", 141), ("disk", 4)])
+def test_ranks_end_quietly_where_nobody_reads_what_they_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, status: int
+) -> None:
+    """As every other command: through ``| head``, and on a full disk."""
+    if name == "disk" and not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    reader, writer = os.pipe()
+    os.close(reader)
+    descriptor = writer if name == "pipe" else os.open("/dev/full", os.O_WRONLY)
+
+    def attend(_: object) -> int:
+        print("1 layer in 2 ms")
+        return 0
+
+    monkeypatch.setattr(exec_main, "attend", attend)
+    monkeypatch.setattr(sys, "argv", ["zellige.exec", "program.json"])
+    with open(descriptor, "w") as broken, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", broken)
+        try:
+            ended: object = exec_main.main()
+        except SystemExit as end:
+            ended = end.code
+        broken.flush()
+    if name == "disk":
+        os.close(writer)
+    assert ended == status
+    told = capsys.readouterr().err
+    assert told.count("error[") == (name == "disk")
+    assert "Traceback" not in told

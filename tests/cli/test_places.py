@@ -70,6 +70,19 @@ def test_a_file_without_a_place(run: Run, arguments: tuple[str, ...], place: str
 
 
 @pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("arguments", FILES + FOLDERS, ids=lambda arguments: f"{arguments[0]} {arguments[-1]}")
+@pytest.mark.parametrize("place", ["-", "./-"])
+def test_a_dash_is_no_file(run: Run, arguments: tuple[str, ...], place: str) -> None:
+    """Elsewhere it means standard output: no command makes a file of that name by mistake."""
+    before = sorted(Path().rglob("*"))
+    end = run(*arguments, place, "--json")
+    assert (end.code, end.error["code"], end.out) == (2, "ZL100", "")
+    assert end.error["message"] == f"{arguments[-1]} - would write a file called '-'"
+    assert "standard output" in end.error["fix"]
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("arguments", FOLDERS, ids=lambda arguments: f"{arguments[0]} {arguments[-1]}")
 @pytest.mark.parametrize("place", ["images.jsonl.d", "file.txt/below", "y" * 300])
 def test_a_folder_that_cannot_be_made(run: Run, arguments: tuple[str, ...], place: str) -> None:

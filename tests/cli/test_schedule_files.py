@@ -36,7 +36,7 @@ def test_a_batch_that_does_not_is_refused_with_the_way_out(run: Run) -> None:
     (finding,) = run("check", "dp.json", "--json").json["files"][0]["findings"]
     assert finding["fix"].startswith("plan --micro-steps auto: 2 micro-steps or more")
     (finding,) = run("check", "heavy.jsonl", *SETTING, "--json").json["files"][0]["findings"]
-    assert finding["fix"].startswith("plan --micro-steps auto: 2 micro-steps or more")
+    assert finding["fix"].startswith("plan --micro-steps auto: 3 micro-steps or more")
 
 
 @pytest.mark.parametrize(("policy", "asked", "number"), [("zellige-paper-coalesced", "auto", 3), ("dp", "4", 4)])

@@ -82,7 +82,7 @@ def test_simulate_has_the_same_options(run: Run) -> None:
     [
         (("--jitter", "0.1"), 2, "event"),
         ((*EVENT, "--replicas", "3"), 2, "--jitter"),
-        (("--set", "lnk.bandwidth=2x"), 2, "link.bandwidth ?"),
+        (("--set", "lnk.bandwidth=2x"), 2, "did you mean link.bandwidth?"),
         (("--set", "link.bandwidth"), 2, "known: nic.bandwidth"),
         (("--set", "link.bandwidth=2us"), 2, "GB/s"),
         (("--set", "link.bandwidth=0x"), 2, "above zero"),

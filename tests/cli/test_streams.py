@@ -14,7 +14,7 @@ import pytest
 from command_line import IMAGES, MIXED, SETTING, Run, write
 
 from zellige import cli
-from zellige.cli_streams import READER_GONE
+from zellige.standard_streams import READER_GONE
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = Path("/dev/full")
@@ -44,7 +44,7 @@ COMMANDS = [
 @pytest.fixture
 def files(run: Run) -> None:
     write("images.jsonl", IMAGES)
-    write("several.csv", "width,height,num_frames,batch\n256,256,1,a\n256,256,17,b\n")
+    write("several.csv", "width,height,num_frames,fps,batch\n256,256,1,16,a\n256,256,17,16,b\n")
     assert run("plan", "images.jsonl", *SETTING, "-o", "plan.json").code == 0
 
 

@@ -155,7 +155,7 @@ def test_unknown_policies_are_named_with_a_suggestion() -> None:
     with pytest.raises(UnknownNameError) as caught:
         plan_batch(make_problem(SMALL), "zellige-papier")
     assert "zellige-papier" in str(caught.value)
-    assert "zellige-paper ?" in caught.value.fix
+    assert "did you mean zellige-paper?" in caught.value.fix
 
 
 def test_only_anchors_are_split() -> None:

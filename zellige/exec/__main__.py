@@ -31,13 +31,27 @@ from zellige.exec.training import (
     training_lines,
     training_session,
 )
-from zellige.files import decode_json, read_text, readable_json, require_folder_place, require_place, write_text
+from zellige.files import (
+    decode_json,
+    read_text,
+    readable_json,
+    refuse_dash,
+    require_folder_place,
+    require_place,
+    write_text,
+)
 from zellige.program import Program
+from zellige.standard_streams import guarded_streams
 from zellige.units import count_of
 
 
 def main() -> int:
-    """Run this rank; returns its exit status."""
+    """Run this rank; returns its exit status. A reader of its output that has gone ends it quietly."""
+    with guarded_streams():
+        return _run()
+
+
+def _run() -> int:
     parser = argparse.ArgumentParser(prog="zellige.exec", description=__doc__)
     parser.add_argument("program", type=Path, nargs="?", help="a program, to run its attention")
     parser.add_argument("--plan", help="a plan, to train it")
@@ -54,9 +68,12 @@ def main() -> int:
     if (options.plan is None) == (options.program is None):
         parser.error("give a program, or --plan and a plan")
     try:
-        if os.environ.get("RANK", "0") == "0":
-            _require_places(options)
-        return attend(options) if options.plan is None else train(options)
+        try:
+            if os.environ.get("RANK", "0") == "0":
+                _require_places(options)
+            return attend(options) if options.plan is None else train(options)
+        finally:
+            sys.stdout.flush()
     except ZelligeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -78,8 +95,11 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _require_places(options: argparse.Namespace) -> None:
-    """Raise :class:`zellige.errors.FileError` where what this rank writes in the end has no place."""
+    """Raise :class:`ZelligeError` where what this rank writes in the end has no place."""
     folder = Path(options.out) if options.out else None
+    for option, path in (("--out", folder), ("--trace", options.trace)):
+        if path is not None:
+            refuse_dash(path, option)
     if folder is not None:
         require_folder_place(folder)
     if options.trace is not None and options.trace.parent != folder:

@@ -123,7 +123,7 @@ def _solve(model: cp_model.CpModel) -> tuple[cp_model.CpSolver, object]:
         )
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise TimeLimitError(
-            f"CP-SAT found no placement of the long sequences within its limit ({solver.status_name(status)})",
-            fix="a policy without a solver, as static or knapformer",
+            "CP-SAT found no placement of the long sequences within its limit, nor a proof that there is none",
+            fix="--policy zellige, which searches without a solver; fewer long sequences a step, or more ranks",
         )
     return solver, status

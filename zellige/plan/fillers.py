@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zellige.errors import NoRoomError
 from zellige.placement import Placement, Problem
 from zellige.shards import WHOLE
-from zellige.units import format_bytes
+from zellige.units import count_of, format_bytes
 from zellige.workload import Sequence as Clip
 
 
@@ -52,16 +52,20 @@ def pack_fillers(problem: Problem, fillers: Sequence[Clip], loads: RankLoads) ->
             if best is None or score > best:
                 best, chosen = score, rank
         if chosen < 0:
-            raise _no_room(sequence, -most_room)
+            raise _no_room(problem, sequence, -most_room)
         loads.add((chosen,), option.time_ns, option.kept_bytes, option.live_bytes)
         placements.append(Placement(sequence=sequence.id, bucket=sequence.bucket.name, config=WHOLE, ranks=(chosen,)))
     return placements
 
 
-def _no_room(sequence: Clip, missing: int) -> NoRoomError:
+def _no_room(problem: Problem, sequence: Clip, missing: int) -> NoRoomError:
     return NoRoomError(
-        f"no rank has room for {sequence.id}",
-        where=f"{sequence.bucket.name}: {sequence.bucket.num_tokens:,} tokens, whole",
-        details=(f"{format_bytes(missing)} missing on the emptiest rank",),
-        fix="fewer sequences a step, more ranks, or a policy that splits fillers",
+        f"no rank has room left for {sequence.id}, which this policy does not split",
+        where=f"{sequence.bucket.name}: {count_of(sequence.bucket.num_tokens, 'token')}, whole, under engine"
+        f" {problem.engine}",
+        details=(
+            f"{format_bytes(missing)} missing on the emptiest of {count_of(problem.cluster.num_ranks, 'rank')}, behind"
+            " those placed before",
+        ),
+        fix="fewer sequences a step, more ranks, or --policy zellige --engine group, which splits where room is short",
     )

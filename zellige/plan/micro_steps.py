@@ -211,7 +211,7 @@ def _not_found(problem: Problem, cutter: Cutter, number: int) -> NoRoomError:
     cutter.require_each_alone()
     return NoRoomError(
         f"no cut of the batch into {number} micro-steps was found whose every plan fits",
-        where=f"{problem.batch.name}: {len(problem.batch.sequences)} sequences",
+        where=f"{problem.batch.name}: {count_of(len(problem.batch.sequences), 'sequence')}",
         details=(room_need(problem).proof,),
         fix="--micro-steps auto, or more micro-steps",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from zellige.errors import UnknownNameError
+from zellige.files import did_you_mean
 from zellige.placement import Engine, Plan, Problem
 from zellige.plan.adaptive_load import plan_adaptive_load
 from zellige.plan.baselines import plan_dp, plan_static, plan_usp
@@ -176,7 +176,6 @@ def find_policy(name: str) -> Policy:
     """The policy of a name; raises :class:`UnknownNameError`."""
     if name in POLICIES:
         return POLICIES[name]
-    close = difflib.get_close_matches(name, POLICIES, n=1)
     raise UnknownNameError(
-        f"there is no policy {name!r}", fix=(f"{close[0]} ? " if close else "") + f"known: {', '.join(POLICIES)}"
+        f"there is no policy {name!r}", fix=f"{did_you_mean(name, POLICIES)}known: {', '.join(POLICIES)}"
     )

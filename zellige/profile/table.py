@@ -29,6 +29,7 @@ from zellige.profile.fit import fit_laws
 from zellige.profile.grid import PROBE_LAYERS, Probe, crowd, probe_program, probes
 from zellige.profile.timing import LinkResult, ProbeResult, Sample, at_one_pace, drift, operation_jitter, operations
 from zellige.shards import WHOLE, ParallelConfig
+from zellige.units import format_percent
 from zellige.workload import Bucket
 
 FULL_PASSES, KEPT_PASSES = 4, 3
@@ -284,13 +285,15 @@ def _notes(calibration: Calibration) -> tuple[str, ...]:
         ops = ", ".join(sorted({point.op for point in calibration.links}))
         links = (
             f"links measured with {calibration.link_ranks} ranks ({ops}); fits predict left-out sizes within"
-            f" {calibration.link_error:.0%}, strided ranks take {calibration.link_strided:.2f} times contiguous ones"
+            f" {format_percent(calibration.link_error, 0)}, strided ranks take {calibration.link_strided:.2f} times"
+            " contiguous ones"
         )
+    median = statistics.median(law.error for law in timed)
     return (
         f"measured on {host.machine} ({host.processor}, {host.cores} cores), torch {host.torch}, {calibration.dtype},"
         + (" one rank alone" if calibration.together == 1 else f" {calibration.together} ranks beside each other"),
-        f"laws predict left-out probes within {statistics.median(law.error for law in timed):.1%} (median; worst"
-        f" {worst.key}: {worst.error:.1%}); repeats spread by {calibration.noise:.1%}",
+        f"laws predict left-out probes within {format_percent(median, 1)} (median; worst {worst.key}:"
+        f" {format_percent(worst.error, 1)}); repeats spread by {format_percent(calibration.noise, 1)}",
         links + (", which share cores: no measure of a link" if calibration.shares_cores else ""),
         "gradient reduction and optimizer are the same for every plan and are not in the prices",
     )

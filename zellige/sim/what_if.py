@@ -6,7 +6,6 @@ cluster's name, as ``a800x8[device=h200,nic.bandwidth=2x]``, and its links count
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ import msgspec
 
 from zellige.cluster import AttentionSpeed, Cluster, Device, MeasuredTables, TimedSize
 from zellige.errors import UsageError
+from zellige.files import did_you_mean
 
 _SETTING = re.compile(
     r"(?P<knob>[a-z_.]+)=(?P<value>\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?P<unit>x|us|GB/s|TFLOP/s)?", re.ASCII
@@ -193,10 +193,7 @@ def apply_setting(cluster: Cluster, text: str) -> Cluster:
 def find_knob(name: str) -> Knob:
     """The knob of a name; raises :class:`UsageError` with the known ones."""
     if name not in KNOBS:
-        close = difflib.get_close_matches(name, KNOBS, n=1)
-        raise UsageError(
-            f"there is no setting {name!r}", fix=(f"{close[0]} ? " if close else "") + f"known: {', '.join(KNOBS)}"
-        )
+        raise UsageError(f"there is no setting {name!r}", fix=f"{did_you_mean(name, KNOBS)}known: {', '.join(KNOBS)}")
     return KNOBS[name]
 
 
