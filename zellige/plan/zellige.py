@@ -285,7 +285,7 @@ def _solve(
         if fastest is not None and (known is None or _is_near(problem, family, known, fastest)):
             break
     drafts = attempt.drafts
-    if first and attempt.binds and known is not None and family.limit:
+    if first and attempt.binds and not loose and known is not None and family.limit:
         drafts = [*drafts, *nodes_drafts(problem, family.least, rungs, binds=True)]
     if known is None or not drafts or problem.engine != "coalesced":
         return drafts, Lower(max(attempt.lower, family.least), tried)
