@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
-
-import msgspec
 
 from zellige.errors import (
     IllegalSplitError,
@@ -65,6 +62,7 @@ class Cutter:
     """
 
     def __init__(self, problem: Problem, planner: Planner, *, any_will_do: bool = False) -> None:
+        problem.prepare()
         self.problem = problem
         self.planner = planner
         self.any_will_do = any_will_do
@@ -175,9 +173,8 @@ class Cutter:
             for bucket, count, start in zip(self.buckets, part, starts, strict=True)
             for sequence in self.waiting[bucket.name][start : start + count]
         }
-        batch = self.problem.batch
-        sequences = tuple(sequence for sequence in batch.sequences if sequence.id in chosen)
-        return dataclasses.replace(self.problem, batch=msgspec.structs.replace(batch, name=name, sequences=sequences))
+        sequences = tuple(sequence for sequence in self.problem.batch.sequences if sequence.id in chosen)
+        return self.problem.with_sequences(sequences, name)
 
     def _bound(self, counts: Counts) -> int:
         some = zip(self.buckets, counts, strict=True)
