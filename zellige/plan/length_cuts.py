@@ -5,11 +5,16 @@ not be equal in time: only the sum counts. Which of them are worth a plan, lower
 lengths is taken with bounds where a run has no plan yet; the runs on it are planned, and so on until a way of plans is
 the shortest, or bounds promise less than ``LEAST_GAIN``. Most runs are never planned. (Shortest ways whose edges cost
 much to weigh: Dellin and Srinivasa, ICAPS 2016.)
+
+Once a way can save no more, what is left of its runs is put off until a way that can needs it: bounds are all that is
+known of them. This changes no way that is found: a way is paid for before its first run is planned, and one whose runs
+are all planned or not yet paid for is the shortest with bounds only where it is with plans.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -40,6 +45,13 @@ class Run(NamedTuple):
     steps: int
 
 
+class RunTime(NamedTuple):
+    """What a run takes, or (not ``exact``) what it takes at least."""
+
+    time_ns: int
+    exact: bool
+
+
 def length_pieces(tokens: Sequence[int], counts: Counts, work: Sequence[int]) -> list[Counts]:
     """A batch in pieces of few lengths, the longest first; neighbours of the least work are joined where they are many.
 
@@ -64,7 +76,8 @@ class LengthCuts:
     """The shortest way over a batch's pieces, by bounds, and by plans where those are known.
 
     Of some counts, ``bound`` is no more than any cut of them takes, ``least`` a number of micro-steps below which there
-    is no room, and ``planned`` what they take in a number of micro-steps (None: no plan fits). Times in nanoseconds.
+    is no room, and ``planned`` what they take in a number of micro-steps (None: no plan fits); where that is not below
+    a limit, something from the limit up to it will do. Times in nanoseconds.
     """
 
     def __init__(
@@ -72,19 +85,20 @@ class LengthCuts:
         pieces: Sequence[Counts],
         bound: Callable[[Counts], int],
         least: Callable[[Counts], int],
-        planned: Callable[[Counts, int], int | None],
+        planned: Callable[[Counts, int, int | None], RunTime | None],
     ) -> None:
         self.size = len(pieces)
         self.planned = planned
         self.counts: dict[tuple[int, int], Counts] = {}
         self.times: dict[Run, int | None] = {}
-        """Of every run, its planned time or else its bound; None where no plan fits."""
+        """Of every run, its planned time or else the best bound known; None where no plan fits."""
         for first, last in itertools.combinations(range(self.size + 1), 2):
             counts = self.counts[first, last] = _sum(pieces[first:last])
             fewest = least(counts)
             for steps in range(fewest, min(fewest + MORE_STEPS, sum(counts)) + 1):
                 self.times[Run(first, last, steps)] = bound(counts)
         self.known: set[Run] = set()
+        self.paid: set[Run] = set()
         self.spent = 0
 
     def search(self, at_most: int | None, numbers: range, most_runs: int) -> list[Run] | None:
@@ -98,15 +112,30 @@ class LengthCuts:
             way = self._shortest(numbers)
             if way is None or not _saves(self._time(way), at_most):
                 break
-            for run in [run for run in way if run not in self.known]:
-                self.times[run] = self.planned(self.counts[run.first, run.last], run.steps)
-                self.known.add(run)
-                self.spent += ceil_div(run.steps, STEPS_OF_A_RUN)
-            if any(self.times[run] is None for run in way):
+            if any(run in self.paid and run not in self.known for run in way):
+                self._plan(way, [run for run in way if run in self.paid], at_most)
                 continue
-            if _saves(self._time(way), at_most):
+            for run in way:
+                self.spent += 0 if run in self.paid else ceil_div(run.steps, STEPS_OF_A_RUN)
+            self.paid.update(way)
+            if self._plan(way, way, at_most):
                 at_most, found = self._time(way), way
         return found
+
+    def _plan(self, way: Sequence[Run], runs: Sequence[Run], at_most: int | None) -> bool:
+        """Plan some runs of a way, those of the fewest micro-steps first, and say whether it still saves."""
+        for run in sorted(runs, key=lambda run: (run.steps, run)):
+            if run in self.known:
+                continue
+            others = self._time(way) - (self.times[run] or 0)
+            below = None if at_most is None else _least_too_long(at_most) - others
+            found = self.planned(self.counts[run.first, run.last], run.steps, below)
+            if found is None or found.exact:
+                self.known.add(run)
+            self.times[run] = None if found is None else found.time_ns
+            if found is None or not _saves(self._time(way), at_most):
+                return False
+        return True
 
     def _time(self, way: Sequence[Run]) -> int:
         return sum(self.times[run] or 0 for run in way)
@@ -127,7 +156,12 @@ class LengthCuts:
 
 
 def _saves(time_ns: int, at_most: int | None) -> bool:
-    return at_most is None or time_ns < at_most * (1 - LEAST_GAIN)
+    return at_most is None or time_ns < _least_too_long(at_most)
+
+
+def _least_too_long(at_most: int) -> int:
+    """The least time that does not save."""
+    return math.ceil(at_most * (1 - LEAST_GAIN))
 
 
 def _sum(pieces: Sequence[Counts]) -> Counts:
