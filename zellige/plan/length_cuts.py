@@ -112,21 +112,16 @@ class LengthCuts:
             way = self._shortest(numbers)
             if way is None or not _saves(self._time(way), at_most):
                 break
-            if any(run in self.paid and run not in self.known for run in way):
-                self._plan(way, [run for run in way if run in self.paid], at_most)
-                continue
             for run in way:
                 self.spent += 0 if run in self.paid else ceil_div(run.steps, STEPS_OF_A_RUN)
             self.paid.update(way)
-            if self._plan(way, way, at_most):
+            if self._plan(way, at_most):
                 at_most, found = self._time(way), way
         return found
 
-    def _plan(self, way: Sequence[Run], runs: Sequence[Run], at_most: int | None) -> bool:
-        """Plan some runs of a way, those of the fewest micro-steps first, and say whether it still saves."""
-        for run in sorted(runs, key=lambda run: (run.steps, run)):
-            if run in self.known:
-                continue
+    def _plan(self, way: Sequence[Run], at_most: int | None) -> bool:
+        """Plan the runs of a way, the longest sequences first, as long as it saves; and say whether it does."""
+        for run in [run for run in way if run not in self.known]:
             others = self._time(way) - (self.times[run] or 0)
             below = None if at_most is None else _least_too_long(at_most) - others
             found = self.planned(self.counts[run.first, run.last], run.steps, below)
