@@ -273,7 +273,7 @@ class Problem:
     def prepare(self) -> None:
         """Build everything that depends on the prices alone and not on how many sequences there are."""
         _ = self.options, self._by_key, self.work_fronts, self.fronts_by_rounds, self.fronts_within, self.prices_digest
-        _ = self.kinds
+        _ = self.kinds, self.columns, self._by_span, self._calls
         if self.engine == "coalesced":
             for rounds in {*self.ring_limits, *(fewest for fewest, _ in self.fronts_by_rounds if fewest)}:
                 self.shared_calls_ns(self.cluster.num_ranks, self.cluster.num_nodes, rounds)

@@ -6,9 +6,8 @@ lengths is taken with bounds where a run has no plan yet; the runs on it are pla
 the shortest, or bounds promise less than ``LEAST_GAIN``. Most runs are never planned. (Shortest ways whose edges cost
 much to weigh: Dellin and Srinivasa, ICAPS 2016.)
 
-Once a way can save no more, what is left of its runs is put off until a way that can needs it: bounds are all that is
-known of them. This changes no way that is found: a way is paid for before its first run is planned, and one whose runs
-are all planned or not yet paid for is the shortest with bounds only where it is with plans.
+A run is planned only as far as its way still saves; what is left of the way's runs is put off until another way that
+promises enough needs them. They count as planned all the same.
 """
 
 from __future__ import annotations
@@ -98,14 +97,14 @@ class LengthCuts:
             for steps in range(fewest, min(fewest + MORE_STEPS, sum(counts)) + 1):
                 self.times[Run(first, last, steps)] = bound(counts)
         self.known: set[Run] = set()
-        self.paid: set[Run] = set()
+        self.chosen: set[Run] = set()
         self.spent = 0
 
     def search(self, at_most: int | None, numbers: range, most_runs: int) -> list[Run] | None:
         """Runs that take ``LEAST_GAIN`` less than ``at_most``, in one of ``numbers`` micro-steps; None: none found.
 
-        Where bounds stop the search before ``most_runs`` were planned, none take ``LEAST_GAIN`` less than these. A run
-        in more than ``STEPS_OF_A_RUN`` micro-steps counts for several.
+        Where bounds stop the search before ``most_runs`` were chosen to be planned, none take ``LEAST_GAIN`` less than
+        these. A run in more than ``STEPS_OF_A_RUN`` micro-steps counts for several.
         """
         found: list[Run] | None = None
         while self.spent < most_runs:
@@ -113,8 +112,8 @@ class LengthCuts:
             if way is None or not _saves(self._time(way), at_most):
                 break
             for run in way:
-                self.spent += 0 if run in self.paid else ceil_div(run.steps, STEPS_OF_A_RUN)
-            self.paid.update(way)
+                self.spent += 0 if run in self.chosen else ceil_div(run.steps, STEPS_OF_A_RUN)
+            self.chosen.update(way)
             if self._plan(way, at_most):
                 at_most, found = self._time(way), way
         return found

@@ -26,6 +26,9 @@ from zellige.workload import Sequence
 
 Planner = Callable[[Problem], Plan]
 
+Progress = Callable[[int, "Cut | None"], None]
+"""Told after every plan how many parts were planned, and the best cut of the batch so far."""
+
 BEYOND_STEPS = IllegalSplitError, MissingPriceError, SequenceTooLargeError
 """Refusals that no number of micro-steps mends."""
 
@@ -67,10 +70,13 @@ class Cutter:
     With ``any_will_do`` the first cut whose every part has a plan is taken, not the one that takes the least.
     """
 
-    def __init__(self, problem: Problem, planner: Planner, *, any_will_do: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, planner: Planner, progress: Progress | None = None, *, any_will_do: bool = False
+    ) -> None:
         problem.prepare()
         self.problem = problem
         self.planner = planner
+        self.progress = progress
         self.any_will_do = any_will_do
         self.buckets = tuple(problem.counts)
         self.counts: Counts = tuple(problem.counts.values())
@@ -85,6 +91,7 @@ class Cutter:
             self.waiting[sequence.bucket.name].append(sequence)
         self.plans: dict[Counts, Plan | None] = {}
         self.bounds: dict[Counts, int] = {}
+        self.best: Cut | None = None
 
     def best_cut(self, number: int) -> tuple[Cut | None, bool]:
         """The least of the balanced cuts, None where none fits; and whether every cut was tried."""
@@ -117,7 +124,8 @@ class Cutter:
         if runs is None:
             return None
         chosen = [cuts[lengths.counts[run.first, run.last], run.steps] for run in runs]
-        return Cut(sum(cut.time_ns for cut in chosen), tuple(part for cut in chosen for part in cut.parts))
+        parts = tuple(part for cut in chosen for part in cut.parts)
+        return self._noted(Cut(sum(cut.time_ns for cut in chosen), parts))
 
     def cut_of(self, parts: tuple[Counts, ...], below: int | None = None) -> Cut | AtLeast | None:
         """The cut into these parts, None where one of them does not fit.
@@ -135,7 +143,16 @@ class Cutter:
             if plan is None:
                 return None
             total += plan.makespan_ns - bound
-        return Cut(total, parts) if below is None or total < below else AtLeast(total)
+        if below is not None and total >= below:
+            return AtLeast(total)
+        return self._noted(Cut(total, parts))
+
+    def _noted(self, cut: Cut) -> Cut:
+        """The cut, which is the best so far where it is of the whole batch and takes less than any other."""
+        whole = sum(map(sum, cut.parts)) == sum(self.counts)
+        if whole and (self.best is None or cut.time_ns < self.best.time_ns):
+            self.best = cut
+        return cut
 
     def schedule(self, cut: Cut, *, fewest: bool, notes: tuple[str, ...] = ()) -> Schedule:
         """The micro-steps of a cut, the longest first."""
@@ -185,6 +202,8 @@ class Cutter:
             fits = self._kept(part) <= self.room
             posed = self._problem_of(part, self.problem.batch.name, [0] * len(part)) if fits else None
             self.plans[part] = None if posed is None else planned(posed, self.planner)
+            if self.progress is not None:
+                self.progress(len(self.plans), self.best)
         return self.plans[part]
 
     def _problem_of(self, part: Counts, name: str, starts: list[int]) -> Problem:
