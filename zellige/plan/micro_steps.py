@@ -28,7 +28,7 @@ from zellige.units import count_of
 BEST: Final = "best"
 """Asks for the number of micro-steps that takes the least time."""
 
-FEW_RUNS = 32
+FEW_RUNS = 48
 MANY_RUNS = 80
 """So many runs of lengths are tried: for a number of micro-steps, and for the best of all."""
 
