@@ -31,6 +31,7 @@ from zellige.cli_support import (
     ShardingOption,
     UspOption,
     complete_policy,
+    open_progress,
     planning_options,
     print_json,
     print_lines,
@@ -131,13 +132,7 @@ def _plan_one(
 ) -> None:
     from zellige.files import readable_json, write_text
     from zellige.placement import Plan
-    from zellige.plan.micro_steps import (
-        micro_steps_advice,
-        plan_in_steps,
-        plan_one_step,
-        policy_planner,
-        trial_planner,
-    )
+    from zellige.plan.micro_steps import micro_steps_advice, plan_one_step, policy_planner, trial_planner
     from zellige.profile.host import table_warnings
     from zellige.report import plan_lines, schedule_lines
     from zellige.schedule import Schedule
@@ -153,7 +148,7 @@ def _plan_one(
     say(*table_warnings(problems[0].prices))
     problem, planner = policy_planner(problems[0], policy, options.engine)
     trial = trial_planner(policy, options.engine)
-    result = plan_one_step(problem, planner, trial) if steps == 1 else plan_in_steps(problem, planner, steps)
+    result = plan_one_step(problem, planner, trial) if steps == 1 else _plan_in_steps(problem, planner, steps)
     certified: list[str] = []
     if certify and isinstance(result, Plan):
         result, certified = _certified(problem, result)
@@ -171,6 +166,22 @@ def _plan_one(
     if not result.fits:
         say(f"one step does not hold the batch; try: {micro_steps_advice(problem, trial)}")
         raise typer.Exit(1)
+
+
+def _plan_in_steps(problem: Any, planner: Any, steps: Any) -> Any:
+    """A plan or a schedule, with progress on the way."""
+    from zellige.plan.micro_steps import compiled_later, plan_in_steps
+    from zellige.units import count_of, format_time
+
+    with open_progress("micro-steps") as tell:
+
+        def progress(num_parts: int, best: Any) -> None:
+            planned = f"{count_of(num_parts, 'part')} planned"
+            if best is not None:
+                planned += f"; best so far: {format_time(best.time_ns)} in {count_of(len(best.parts), 'micro-step')}"
+            tell(planned)
+
+        return plan_in_steps(problem, compiled_later(planner), steps, progress)
 
 
 def _certified(problem: Any, plan: Any) -> tuple[Any, list[str]]:

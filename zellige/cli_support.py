@@ -304,16 +304,41 @@ def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def _progress_lines(title: str, total: int) -> Callable[[], None]:
-    done, last = 0, time.monotonic()
+    done, tell = 0, _seldom(title)
 
     def advance() -> None:
-        nonlocal done, last
+        nonlocal done
         done += 1
-        if time.monotonic() - last > SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            say(f"{title}: {done} of {total}")
+        tell(f"{done} of {total}")
 
     return advance
+
+
+@contextlib.contextmanager
+def open_progress(title: str) -> Iterator[Callable[[str], None]]:
+    """Progress without a known end, in words: beside a bar that only moves, or in lines, as with :func:`progress`."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    terminal = console(stderr=True)
+    if not terminal.is_terminal:
+        yield _seldom(title)
+        return
+    with Progress(TextColumn("{task.description}"), BarColumn(), console=terminal, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda text: bar.update(task, description=f"{title}: {text}")
+
+
+def _seldom(title: str) -> Callable[[str], None]:
+    """Says what it is told on stderr, but no line sooner than ten seconds after the one before."""
+    last = time.monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            say(f"{title}: {text}")
+
+    return tell
 
 
 def require_one_setting(problems: list[Any]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
@@ -27,8 +27,8 @@ from zellige.memory import MemoryModel
 from zellige.model import ModelSpec
 from zellige.prices import Price, PriceTable, missing_bucket
 from zellige.shards import WHOLE, ParallelConfig
-from zellige.spreads import Spread, WorkFront, most_rounds, spreads_of, work_front
-from zellige.workload import Batch, Bucket
+from zellige.spreads import Kind, WorkFront, most_rounds, spreads_of, work_front
+from zellige.workload import Batch, Bucket, Sequence
 
 Engine = Literal["coalesced", "per_sequence", "group"]
 ENGINES: tuple[Engine, ...] = ("coalesced", "per_sequence", "group")
@@ -85,13 +85,13 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prices: str
 
 
-class Kind(NamedTuple):
-    """Plans of at least ``fewest`` ring rounds: how their sequences may lie, by bucket name, and the least work of it
-    within a time."""
-
-    fewest: int
-    spreads: dict[str, tuple[Spread, ...]]
-    fronts: dict[str, WorkFront]
+OF_PRICES = frozenset(
+    {
+        "_prices", "priced", "options", "rungs", "work_fronts", "_known_fronts", "columns", "fronts_by_rounds", "kinds",
+        "ring_limits", "rungs_within", "fronts_within", "prices_digest", "_by_key", "_by_span", "_calls",
+    }
+)  # fmt: skip
+"""What a problem keeps of its buckets and their prices alone, whichever of its sequences a batch has."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class Problem:
     def prepare(self) -> None:
         """Build everything that depends on the prices alone and not on how many sequences there are."""
         _ = self.options, self._by_key, self.work_fronts, self.fronts_by_rounds, self.fronts_within, self.prices_digest
-        _ = self.kinds
+        _ = self.kinds, self.columns, self._by_span, self._calls
         if self.engine == "coalesced":
             for rounds in {*self.ring_limits, *(fewest for fewest, _ in self.fronts_by_rounds if fewest)}:
                 self.shared_calls_ns(self.cluster.num_ranks, self.cluster.num_nodes, rounds)
@@ -352,6 +352,14 @@ class Problem:
     def fits_alone(self, option: Option) -> bool:
         """Whether a rank can hold one such sequence and nothing else."""
         return option.kept_bytes + option.live_bytes <= self.memory.room_bytes
+
+    def with_sequences(self, sequences: tuple[Sequence, ...], name: str | None = None) -> Problem:
+        """The problem of other sequences of its buckets (in a batch of another name): the two share what is known of
+        prices (:meth:`prepare`), which lasts as long as one of them."""
+        batch = msgspec.structs.replace(self.batch, sequences=sequences, name=self.batch.name if name is None else name)
+        other = replace(self, batch=batch)
+        vars(other).update((key, value) for key, value in vars(self).items() if key in OF_PRICES)
+        return other
 
     @property
     def packs_calls(self) -> bool:

@@ -42,6 +42,15 @@ def work_front(options: Iterable[tuple[int, int]]) -> WorkFront:
     return WorkFront(tuple(times), tuple(works))
 
 
+class Kind(NamedTuple):
+    """Plans of at least ``fewest`` ring rounds: how their sequences may lie, by bucket name, and the least work of it
+    within a time."""
+
+    fewest: int
+    spreads: dict[str, tuple[Spread, ...]]
+    fronts: dict[str, WorkFront]
+
+
 def most_rounds(fewest: int) -> int:
     """The most ring rounds of plans of a kind that has so many at least: 0, 1, 2, then 4 for 3, 8 for 5, ..."""
     return 2 ** (fewest - 1).bit_length() if fewest else 0

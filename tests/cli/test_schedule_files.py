@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +10,16 @@ import msgspec
 import pytest
 from command_line import IMAGES, MIXED, SETTING, Run, check_ending, write
 
+from zellige import cli_support
 from zellige.files import readable_json
+from zellige.plan import micro_steps
 from zellige.schedule import Schedule, schedule_digest
 
 HEAVY = '{"id": "clip", "width": 832, "height": 480, "num_frames": 81, "fps": 16, "count": 120}\n' + IMAGES
+MANY_LENGTHS = "".join(
+    f'{{"id": "of-{frames}", "width": 832, "height": 480, "num_frames": {frames}, "fps": 16, "count": {count}}}\n'
+    for frames, count in ((81, 60), (65, 30), (49, 20), (33, 40), (1, 50))
+)
 PLAN = ("plan", "heavy.jsonl", *SETTING, "--policy")
 
 
@@ -50,6 +57,30 @@ def test_a_schedule_is_written_and_passes_check(run: Run, policy: str, asked: st
     assert f"in {number} micro-steps" in checked.json["files"][0]["summary"][0]
     again = run(*PLAN, policy, "--micro-steps", asked, "--json")
     assert again.json["digest"] == msgspec.json.decode(Path("schedule.json").read_bytes())["digest"]
+
+
+def test_a_long_search_says_on_stderr_how_far_it_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("heavy.jsonl", MANY_LENGTHS)
+    quiet = run(*PLAN, "dp", "--micro-steps", "best", "--json")
+    assert quiet.err == "", "what takes less than ten seconds says nothing"
+    monkeypatch.setattr(cli_support, "SECONDS_BETWEEN_LINES", -1)
+    end = run(*PLAN, "dp", "--micro-steps", "best", "--json")
+    assert end.json["digest"] == quiet.json["digest"]
+    first, *_, last = end.err.splitlines()
+    assert first == "micro-steps: 1 part planned"
+    assert re.fullmatch(r"micro-steps: \d+ parts planned; best so far: [\d.,]+ s in \d+ micro-steps", last)
+
+
+def test_compiled_loops_are_loaded_where_many_parts_are_planned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("heavy.jsonl", MANY_LENGTHS)
+    wanted: list[bool] = []
+    monkeypatch.setattr(micro_steps, "prefer_compiled", lambda: wanted.append(True))
+    monkeypatch.setattr(micro_steps, "INTERPRETED", 1000)
+    run(*PLAN, "dp", "--micro-steps", "best")
+    assert not wanted
+    monkeypatch.setattr(micro_steps, "INTERPRETED", 2)
+    run(*PLAN, "dp", "--micro-steps", "best")
+    assert wanted
 
 
 def test_the_best_number_is_a_plan_where_more_save_nothing(run: Run) -> None:

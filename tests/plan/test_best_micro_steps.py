@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from zellige.placement import Engine, Placement, Plan, Problem, rank_costs
 from zellige.plan import plan_batch
 from zellige.plan.bounds import best_bound, bound_of_some
 from zellige.plan.length_cuts import LEAST_GAIN
-from zellige.plan.micro_cuts import Cutter
+from zellige.plan.micro_cuts import AtLeast, Cutter
 from zellige.plan.micro_steps import BEST, plan_in_steps, plan_micro_steps, policy_planner
 from zellige.schedule import Schedule
 from zellige.sources import Options, batches_of, build_problem, load_setting, read_source
@@ -160,3 +161,55 @@ def test_the_best_is_no_worse_than_the_fewest_cut_by_length() -> None:
     problem, planner = policy_planner(make_problem(shapes, "a800x8"), "zellige")
     fewest = plan_in_steps(problem, planner)
     assert time_of(plan_in_steps(problem, planner, BEST)) <= time_of(fewest)
+
+
+MANY_SHAPES = [(16 * w, 16 * h, frames) for w, h in ((32, 32), (52, 30), (40, 40)) for frames in (1, 17, 33, 49)]
+
+
+@pytest.mark.parametrize("policy", ["zellige", "static", "knapformer-oracle"])
+@pytest.mark.parametrize("steps", [None, BEST, 3])
+def test_what_parts_share_changes_no_plan(policy: str, steps: int | str | None) -> None:
+    """The same schedule as from a planner that prepares every part anew."""
+    chance = random.Random(7)
+    shapes = [shape for shape in MANY_SHAPES for _ in range(chance.randint(1, 4))]
+    problem, planner = policy_planner(tight(make_problem(shapes, "a800x4"), 2.5), policy)
+    anew = plan_in_steps(problem, lambda posed: planner(dataclasses.replace(posed)), steps)
+    assert plan_in_steps(problem, planner, steps).digest == anew.digest
+    assert isinstance(anew, Schedule) or steps != 3
+
+
+@settings(max_examples=40)
+@given(st.floats(0.9, 1.1), st.data())
+def test_a_cut_that_is_not_below_a_limit_takes_no_less(share: float, data: st.DataObject) -> None:
+    shapes = [(832, 480, 81)] * 5 + [(1280, 720, 33)] * 4 + [(512, 512, 1)] * 6
+    problem, planner = policy_planner(tight(make_problem(shapes, "a800x4"), 3.0), "static-coalesced")
+    cutter = Cutter(problem, planner)
+    first = tuple(data.draw(st.integers(0, count)) for count in cutter.counts)
+    rest = tuple(count - taken for count, taken in zip(cutter.counts, first, strict=True))
+    if not (any(first) and any(rest)):
+        return
+    whole = Cutter(problem, planner).cut_of((first, rest))
+    below = int(share * (10**11 if whole is None else whole.time_ns))
+    found = cutter.cut_of((first, rest), below)
+    if isinstance(found, AtLeast):
+        assert below <= found.time_ns
+        assert whole is None or found.time_ns <= whole.time_ns
+    else:
+        assert found == whole
+        assert found is None or found.time_ns < below
+
+
+def test_parts_that_bounds_rule_out_are_not_planned() -> None:
+    """Fewer parts are planned than the ways hold that were tried, and progress tells of each."""
+    chance = random.Random(3)
+    shapes = [shape for shape in MANY_SHAPES for _ in range(chance.randint(4, 12))]
+    problem, planner = policy_planner(tight(make_problem(shapes, "a800x4"), 2.0), "static-coalesced")
+    told: list[tuple[int, int | None]] = []
+    result = plan_in_steps(
+        problem, planner, BEST, lambda plans, best: told.append((plans, None if best is None else best.time_ns))
+    )
+    assert [plans for plans, _ in told] == sorted({plans for plans, _ in told})
+    times = [time for _, time in told if time is not None]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] >= time_of(result)
+    assert len(told) < 200, "398 where runs are planned to the end"

@@ -24,8 +24,8 @@ from zellige.plan.chain import calls_ns
 from zellige.plan.compiled import LARGEST, compiled, is_compiled
 from zellige.plan.layout import Ints, zeros
 from zellige.plan.set_places import KEPT_TARGET, SetPlaces
-from zellige.problem import Kind, Problem
-from zellige.spreads import Spread, WorkFront
+from zellige.problem import Problem
+from zellige.spreads import Kind, Spread, WorkFront
 
 ANCHORS = 10
 """The longest sequences, which are placed; the rest is sand."""

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from zellige.placement import Problem
-from zellige.problem import Kind
-from zellige.spreads import WorkFront
+from zellige.spreads import Kind, WorkFront
 from zellige.units import ceil_div
 
 Choices = Sequence[tuple[int, WorkFront]]

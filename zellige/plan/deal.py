@@ -7,8 +7,6 @@ places of a plan out to those of any batch with the same counts, in batch order.
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 
 from zellige.errors import InternalError
@@ -22,7 +20,7 @@ def by_bucket(problem: Problem) -> Problem:
     sequences = tuple(sorted(problem.batch.sequences, key=lambda sequence: order[sequence.bucket]))
     if sequences == problem.batch.sequences:
         return problem
-    return dataclasses.replace(problem, batch=msgspec.structs.replace(problem.batch, sequences=sequences))
+    return problem.with_sequences(sequences)
 
 
 def deal(plan: Plan, problem: Problem) -> Plan:

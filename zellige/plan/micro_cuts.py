@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
-
-import msgspec
 
 from zellige.errors import (
     IllegalSplitError,
@@ -21,13 +18,16 @@ from zellige.errors import (
 from zellige.placement import Plan, Problem, Solver
 from zellige.plan.bounds import best_bound, bound_of_some
 from zellige.plan.deal import deal
-from zellige.plan.length_cuts import Counts, LengthCuts, length_pieces
+from zellige.plan.length_cuts import Counts, LengthCuts, RunTime, length_pieces
 from zellige.plan.room import kept_on_all_ranks, room_need
 from zellige.schedule import Schedule, make_schedule
 from zellige.units import ceil_div, format_bytes
 from zellige.workload import Sequence
 
 Planner = Callable[[Problem], Plan]
+
+Progress = Callable[[int, "Cut | None"], None]
+"""Told after every plan how many parts were planned, and the best cut of the batch so far."""
 
 BEYOND_STEPS = IllegalSplitError, MissingPriceError, SequenceTooLargeError
 """Refusals that no number of micro-steps mends."""
@@ -47,6 +47,12 @@ class Cut(NamedTuple):
     parts: tuple[Counts, ...]
 
 
+class AtLeast(NamedTuple):
+    """What a cut takes at least, in nanoseconds: no less than a limit, so that its parts have not all been planned."""
+
+    time_ns: int
+
+
 def planned(problem: Problem, planner: Planner) -> Plan | None:
     """The plan of a batch, or None where memory allows none or the planner finds none that fits."""
     try:
@@ -64,9 +70,13 @@ class Cutter:
     With ``any_will_do`` the first cut whose every part has a plan is taken, not the one that takes the least.
     """
 
-    def __init__(self, problem: Problem, planner: Planner, *, any_will_do: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, planner: Planner, progress: Progress | None = None, *, any_will_do: bool = False
+    ) -> None:
+        problem.prepare()
         self.problem = problem
         self.planner = planner
+        self.progress = progress
         self.any_will_do = any_will_do
         self.buckets = tuple(problem.counts)
         self.counts: Counts = tuple(problem.counts.values())
@@ -80,14 +90,16 @@ class Cutter:
         for sequence in problem.batch.sequences:
             self.waiting[sequence.bucket.name].append(sequence)
         self.plans: dict[Counts, Plan | None] = {}
+        self.bounds: dict[Counts, int] = {}
+        self.best: Cut | None = None
 
     def best_cut(self, number: int) -> tuple[Cut | None, bool]:
         """The least of the balanced cuts, None where none fits; and whether every cut was tried."""
         if sum(self.counts) <= MAX_EXHAUSTIVE_SEQUENCES:
             every = list(itertools.islice(all_cuts(self.counts, number), MAX_EXHAUSTIVE_CUTS + 1))
             if len(every) <= MAX_EXHAUSTIVE_CUTS:
-                return self._least(every), True
-        return self._balanced(self.counts, number), number == 1
+                return _as_cut(self._least(every)), True
+        return _as_cut(self._balanced(self.counts, number)), number == 1
 
     def by_length(self, at_most: int | None, numbers: range, most_runs: int) -> Cut | None:
         """A cut by length that takes less than ``at_most``, in one of ``numbers`` micro-steps; None: none was found.
@@ -99,25 +111,48 @@ class Cutter:
         if not numbers or sum(self.counts) == 1:
             return None
         pieces = length_pieces([bucket.num_tokens for bucket in self.buckets], self.counts, self.work)
-        cuts: dict[tuple[Counts, int], Cut | None] = {}
+        cuts: dict[tuple[Counts, int], Cut] = {}
 
-        def time_of(counts: Counts, steps: int) -> int | None:
-            cut = cuts[counts, steps] = self._balanced(counts, steps)
-            return None if cut is None else cut.time_ns
+        def time_of(counts: Counts, steps: int, below: int | None) -> RunTime | None:
+            found = self._balanced(counts, steps, below)
+            if isinstance(found, Cut):
+                cuts[counts, steps] = found
+            return None if found is None else RunTime(found.time_ns, isinstance(found, Cut))
 
         lengths = LengthCuts(pieces, self._bound, self._least_steps, time_of)
         runs = lengths.search(at_most, numbers, most_runs)
         if runs is None:
             return None
         chosen = [cuts[lengths.counts[run.first, run.last], run.steps] for run in runs]
-        return self.cut_of(tuple(part for cut in chosen if cut is not None for part in cut.parts))
+        parts = tuple(part for cut in chosen for part in cut.parts)
+        return self._noted(Cut(sum(cut.time_ns for cut in chosen), parts))
 
-    def cut_of(self, parts: tuple[Counts, ...]) -> Cut | None:
-        """The cut into these parts, None where one of them does not fit."""
-        plans = [self.plan_of(part) for part in self._fullest_first(parts)]
-        if any(plan is None for plan in plans):
-            return None
-        return Cut(sum(plan.makespan_ns for plan in plans if plan is not None), parts)
+    def cut_of(self, parts: tuple[Counts, ...], below: int | None = None) -> Cut | AtLeast | None:
+        """The cut into these parts, None where one of them does not fit.
+
+        Parts are planned, the most likely to have no plan first, as long as all of them, with bounds for the others,
+        take less than ``below``.
+        """
+        ordered = sorted(parts, key=lambda part: -self._kept(part))
+        bounds = [0 if below is None else self._bound(part) for part in ordered]
+        total = sum(bounds)
+        for part, bound in zip(ordered, bounds, strict=True):
+            if below is not None and total >= below:
+                return AtLeast(total)
+            plan = self.plan_of(part)
+            if plan is None:
+                return None
+            total += plan.makespan_ns - bound
+        if below is not None and total >= below:
+            return AtLeast(total)
+        return self._noted(Cut(total, parts))
+
+    def _noted(self, cut: Cut) -> Cut:
+        """The cut, which is the best so far where it is of the whole batch and takes less than any other."""
+        whole = sum(map(sum, cut.parts)) == sum(self.counts)
+        if whole and (self.best is None or cut.time_ns < self.best.time_ns):
+            self.best = cut
+        return cut
 
     def schedule(self, cut: Cut, *, fewest: bool, notes: tuple[str, ...] = ()) -> Schedule:
         """The micro-steps of a cut, the longest first."""
@@ -167,6 +202,8 @@ class Cutter:
             fits = self._kept(part) <= self.room
             posed = self._problem_of(part, self.problem.batch.name, [0] * len(part)) if fits else None
             self.plans[part] = None if posed is None else planned(posed, self.planner)
+            if self.progress is not None:
+                self.progress(len(self.plans), self.best)
         return self.plans[part]
 
     def _problem_of(self, part: Counts, name: str, starts: list[int]) -> Problem:
@@ -175,13 +212,15 @@ class Cutter:
             for bucket, count, start in zip(self.buckets, part, starts, strict=True)
             for sequence in self.waiting[bucket.name][start : start + count]
         }
-        batch = self.problem.batch
-        sequences = tuple(sequence for sequence in batch.sequences if sequence.id in chosen)
-        return dataclasses.replace(self.problem, batch=msgspec.structs.replace(batch, name=name, sequences=sequences))
+        sequences = tuple(sequence for sequence in self.problem.batch.sequences if sequence.id in chosen)
+        return self.problem.with_sequences(sequences, name)
 
     def _bound(self, counts: Counts) -> int:
-        some = zip(self.buckets, counts, strict=True)
-        return bound_of_some(self.problem, {bucket.name: count for bucket, count in some if count})
+        if counts not in self.bounds:
+            some = zip(self.buckets, counts, strict=True)
+            numbers = {bucket.name: count for bucket, count in some if count}
+            self.bounds[counts] = bound_of_some(self.problem, numbers)
+        return self.bounds[counts]
 
     def _least_steps(self, counts: Counts) -> int:
         return max(1, ceil_div(self._kept(counts), self.room))
@@ -189,26 +228,31 @@ class Cutter:
     def _kept(self, counts: Counts) -> int:
         return sum(map(int.__mul__, counts, self.memory))
 
-    def _fullest_first(self, parts: tuple[Counts, ...]) -> Iterator[Counts]:
-        """A cut's parts up to and including the first without a plan, the most likely of them first."""
-        for part in sorted(parts, key=lambda part: -self._kept(part)):
-            yield part
-            if self.plan_of(part) is None:
-                return
+    def _least(self, every: list[tuple[Counts, ...]], below: int | None = None) -> Cut | AtLeast | None:
+        """The first of the cuts that take the least, or of all; where none takes less than ``below``, what they take at
+        least."""
+        least: Cut | None = None
+        beyond: list[int] = []
+        for parts in every:
+            found = self.cut_of(parts, below)
+            if isinstance(found, AtLeast):
+                beyond.append(found.time_ns)
+            elif found is not None:
+                least, below = found, found.time_ns
+                if self.any_will_do:
+                    break
+        if least is not None:
+            return least
+        return AtLeast(min(beyond)) if beyond else None
 
-    def _least(self, every: list[tuple[Counts, ...]]) -> Cut | None:
-        """The first of the cuts that take the least, or of all."""
-        cuts = (cut for parts in every if (cut := self.cut_of(parts)) is not None)
-        return next(cuts, None) if self.any_will_do else min(cuts, key=lambda cut: cut.time_ns, default=None)
-
-    def _balanced(self, counts: Counts, number: int) -> Cut | None:
+    def _balanced(self, counts: Counts, number: int, below: int | None = None) -> Cut | AtLeast | None:
         """The least of the cuts of some counts by equal shares, by work and by memory."""
         made = (
             self._evenly(counts, number),
             self._longest_first(counts, number, self.work),
             self._longest_first(counts, number, self.memory),
         )
-        return self._least(list(dict.fromkeys(tuple(sorted(parts, reverse=True)) for parts in made)))
+        return self._least(list(dict.fromkeys(tuple(sorted(parts, reverse=True)) for parts in made)), below)
 
     def _evenly(self, counts: Counts, number: int) -> list[Counts]:
         """Equal shares of every bucket; what is left over by work."""
@@ -232,6 +276,11 @@ class Cutter:
                 loads[target] += weights[bucket]
                 kept[target] += need
         return [tuple(part) for part in parts]
+
+
+def _as_cut(found: Cut | AtLeast | None) -> Cut | None:
+    """What was found without a limit, where every cut that fits is planned or takes no less than one that is."""
+    return found if isinstance(found, Cut) else None
 
 
 def _unplanned() -> Plan:

@@ -18,7 +18,8 @@ from zellige.errors import (
     ZelligeError,
 )
 from zellige.placement import Engine, Plan, Problem, require_placeable
-from zellige.plan.micro_cuts import BEYOND_STEPS, TOO_MUCH, Cut, Cutter, Planner, planned
+from zellige.plan.compiled import prefer_compiled
+from zellige.plan.micro_cuts import BEYOND_STEPS, TOO_MUCH, Cut, Cutter, Planner, Progress, planned
 from zellige.plan.policies import find_policy, plan_batch, try_batch
 from zellige.plan.room import require_room, room_need
 from zellige.schedule import Schedule, WantedSteps
@@ -27,9 +28,13 @@ from zellige.units import count_of
 BEST: Final = "best"
 """Asks for the number of micro-steps that takes the least time."""
 
-FEW_RUNS = 16
+FEW_RUNS = 48
 MANY_RUNS = 80
-"""So many runs of lengths are planned: for a number of micro-steps, and for the best of all."""
+"""So many runs of lengths are tried: for a number of micro-steps, and for the best of all."""
+
+INTERPRETED = 32
+"""So many plans are made before compiled loops are loaded, which takes about as long (and much longer the first time on
+a machine)."""
 
 MORE_NUMBERS, MORE_OF_MANY = 4, 8
 """The best number is looked for up to so many beyond the fewest, or up to an eighth of these beyond, where that is
@@ -45,21 +50,39 @@ def policy_planner(problem: Problem, policy: str, engine: Engine | None = None) 
     return dataclasses.replace(problem, engine=engine), lambda posed: plan_batch(posed, policy, engine)
 
 
-def plan_in_steps(problem: Problem, planner: Planner, num_micro_steps: WantedSteps = None) -> Plan | Schedule:
+def compiled_later(planner: Planner) -> Planner:
+    """The planner, in compiled loops (:func:`prefer_compiled`, for the whole process) after ``INTERPRETED`` plans."""
+    num_plans = 0
+
+    def plan(posed: Problem) -> Plan:
+        nonlocal num_plans
+        num_plans += 1
+        if num_plans > INTERPRETED:
+            prefer_compiled()
+        return planner(posed)
+
+    return plan
+
+
+def plan_in_steps(
+    problem: Problem, planner: Planner, num_micro_steps: WantedSteps = None, progress: Progress | None = None
+) -> Plan | Schedule:
     """One plan where that fits (or is asked for by 1), else :func:`plan_micro_steps`; None: as few as needed.
 
-    ``BEST``: :func:`plan_best_steps`.
+    ``BEST``: :func:`plan_best_steps`. ``progress`` is told of every part that is planned.
     """
     if num_micro_steps == BEST:
-        return plan_best_steps(problem, planner)
+        return plan_best_steps(problem, planner, progress)
     if num_micro_steps == 1:
         return planner(problem)
     if num_micro_steps is None and (plan := planned(problem, planner)) is not None:
         return plan
-    return plan_micro_steps(problem, planner, num_micro_steps)
+    return plan_micro_steps(problem, planner, num_micro_steps, progress)
 
 
-def plan_micro_steps(problem: Problem, planner: Planner, num_micro_steps: int | None = None) -> Schedule:
+def plan_micro_steps(
+    problem: Problem, planner: Planner, num_micro_steps: int | None = None, progress: Progress | None = None
+) -> Schedule:
     """A batch in the fewest micro-steps that were found, or in ``num_micro_steps``, with a plan for each.
 
     The problem's engine must be the one that the planner plans for, as :func:`policy_planner` poses it: engines keep
@@ -75,7 +98,7 @@ def plan_micro_steps(problem: Problem, planner: Planner, num_micro_steps: int | 
             f"{count_of(total, 'sequence')} cannot fill {count_of(num_micro_steps, 'micro-step')}",
             fix=f"at most {total}, auto or best",
         )
-    cutter = Cutter(problem, planner)
+    cutter = Cutter(problem, planner, progress)
     if num_micro_steps is None:
         cut, fewest = _fewest(cutter)
         return cutter.schedule(_or_by_length(cutter, cut, len(cut.parts)) or cut, fewest=fewest)
@@ -94,16 +117,16 @@ def _or_by_length(cutter: Cutter, cut: Cut | None, number: int) -> Cut | None:
     return cutter.by_length(at_most, range(number, number + 1), FEW_RUNS) or cut
 
 
-def plan_best_steps(problem: Problem, planner: Planner) -> Plan | Schedule:
+def plan_best_steps(problem: Problem, planner: Planner, progress: Progress | None = None) -> Plan | Schedule:
     """One plan, or micro-steps of whichever number takes the least time of those that bounds leave to be tried.
 
     Never more than one step takes where that fits, nor than the fewest micro-steps. Makespans count, with the shared
     calls of every micro-step; the parameter gathers that each repeats do not. Raises as :func:`plan_micro_steps`.
     """
     require_placeable(problem)
-    cutter = Cutter(problem, planner)
-    single = cutter.plan_of(cutter.counts)
-    cut, fewest = (Cut(single.makespan_ns, (cutter.counts,)), True) if single is not None else _fewest(cutter)
+    cutter = Cutter(problem, planner, progress)
+    single, whole = cutter.plan_of(cutter.counts), cutter.cut_of((cutter.counts,))
+    cut, fewest = (whole, True) if isinstance(whole, Cut) else _fewest(cutter)
     few = len(cut.parts)
     if single is None:
         cut = _or_by_length(cutter, cut, few) or cut

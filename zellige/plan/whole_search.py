@@ -17,8 +17,7 @@ from zellige.placement import Problem
 from zellige.plan.compiled import LARGEST
 from zellige.plan.patterns import WORTH, Ints, Patterns, Prices, State, knapsack, shards_of
 from zellige.plan.spread_places import Loads, TooManyPlacesError, places
-from zellige.problem import Kind
-from zellige.spreads import Spread
+from zellige.spreads import Kind, Spread
 
 MOST_ANCHORS = 10
 """The longest sequences, which may be placed."""
