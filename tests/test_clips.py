@@ -172,6 +172,24 @@ def test_rows_without_sizes_are_named(tmp_path: Path, name: str, text: str, mess
     assert "ffprobe" in caught.value.fix
 
 
+def test_missing_sizes_show_the_columns_that_are_there(tmp_path: Path) -> None:
+    with pytest.raises(MissingSizesError) as caught:
+        read(tmp_path, "a.jsonl", lines({"width": 832, "height": 480, "length": 81}))
+    assert caught.value.message == "1 of 1 row has no num_frames"
+    assert caught.value.details == ("columns not used: length",)
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "wanted"), [("a.csv", ";", "commas"), ("a.csv", "\t", "commas"), ("a.tsv", ",", "tabs")]
+)
+def test_other_separators_are_named(tmp_path: Path, name: str, mark: str, wanted: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        read(tmp_path, name, f"width{mark}height{mark}num_frames\n832{mark}480{mark}81\n")
+    assert caught.value.message == f"the columns are not separated by {wanted}"
+    assert caught.value.where == f"{name}:1"
+    assert caught.value.fix == "commas in a .csv, tabs in a .tsv"
+
+
 # --- ids, counts, batches
 
 

@@ -19,9 +19,13 @@ ParserError: type[Exception] = typer.BadParameter.__bases__[0]
 """What typer raises for arguments that it cannot parse."""
 
 
-def misread(error: Any) -> UsageError:
-    """The parser's complaint as an error of the house, with the command's help as the way out."""
-    command = error.ctx.command_path if error.ctx is not None else "zellige-sim"
+def misread(error: Any, context: Any = None) -> UsageError:
+    """The parser's complaint as an error of the house, with the command's help as the way out.
+
+    ``context`` is whose help that is where the complaint does not say: an option without its value does not.
+    """
+    context = error.ctx or context
+    command = context.command_path if context is not None else "zellige-sim"
     return UsageError(error.format_message(), fix=f"{command} --help")
 
 
@@ -39,7 +43,10 @@ class StrictCommand(TyperCommand):
         """Look at the arguments as typed, then parse them."""
         if not ctx.resilient_parsing:
             refuse_empty(args)
-            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            try:
+                _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            except ParserError as misuse:
+                raise misread(misuse, ctx) from None
             refuse_repeated(order)
         return super().parse_args(ctx, args)
 

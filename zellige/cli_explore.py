@@ -142,7 +142,7 @@ def _catalog(context: typer.Context) -> None:
     help_alone(context)
 
 
-@catalog_app.command("list", cls=StrictCommand)
+@catalog_app.command("list", cls=StrictCommand, short_help="Names of what is bundled.")
 def catalog_list_command(
     kind: Annotated[str, typer.Argument(metavar="[KIND]", help="models, devices, clusters, ...")] = "",
     json: JsonOption = False,
@@ -157,7 +157,7 @@ def catalog_list_command(
     print_lines((f"{entry.kind:13s}{entry.name:28s}{entry.title}" for entry in index), hang=41)
 
 
-@catalog_app.command("show", cls=StrictCommand)
+@catalog_app.command("show", cls=StrictCommand, short_help="One entry, with its sources.")
 def catalog_show_command(
     name: Annotated[
         str,

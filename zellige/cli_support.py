@@ -83,7 +83,9 @@ class FidelityChoice(enum.StrEnum):
 BatchArguments = Annotated[
     list[str],
     typer.Argument(
-        metavar="BATCH...", help="Clip lists (.jsonl, .csv), workloads, or gen:NAME.", autocompletion=complete_batch
+        metavar="BATCH...",
+        help="Clip lists (.jsonl, .csv, .parquet), workloads, or gen:NAME.",
+        autocompletion=complete_batch,
     ),
 ]
 BatchArgument = Annotated[

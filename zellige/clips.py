@@ -150,6 +150,13 @@ def _csv_rows(text: str, label: str) -> Iterator[Row]:
                 details=(", ".join(columns),),
                 fix="take one of the two out",
             )
+        if len(columns) == 1 and any(mark in columns[0] for mark in ",;\t|"):
+            raise FormatError(
+                f"the columns are not separated by {'tabs' if delimiter != ',' else 'commas'}",
+                where=f"{label}:{skipped + 1}",
+                details=(printable(columns[0]),),
+                fix="commas in a .csv, tabs in a .tsv",
+            )
         for row in reader:
             if None in row or None in row.values():
                 raise FormatError(
@@ -217,6 +224,7 @@ def _check_sizes(rows: list[Row], unused: list[str], label: str) -> None:
     raise MissingSizesError(
         f"{share_of(len(bad), len(rows), 'row')} {'has' if len(bad) == 1 else 'have'} no {', '.join(names)}",
         where=f"{label}: {'line' if len(bad) == 1 else 'lines'} {shown}",
+        details=(f"columns not used: {', '.join(map(printable, unused))}",) if unused else (),
         fix=_column_hint(names, unused) or "fill the columns once from the files' headers (ffprobe -show_streams)",
     )
 

@@ -55,7 +55,7 @@ def clip_frames(
 
     Seconds at a rate make ``fps * seconds + 1`` frames.
 
-    Frames are snapped down to the model's rule, with a note that says so.
+    Frames are snapped down to the model's rule; a note says so, and that a size is padded to whole tokens.
     """
     width, height, frames = parse_shape(text)
     if not frames and seconds is not None:
@@ -73,14 +73,13 @@ def clip_frames(
             f"{model.name} is an image model, {text} has {count_of(frames, 'frame')}", fix=f"{width}x{height}"
         )
     snapped = model.snap_frames(frames)
-    if snapped == frames:
-        return width, height, frames, ()
-    return (
-        width,
-        height,
-        snapped,
-        (f"{count_of(frames, 'frame')} become {snapped}: {model.name} takes {model.latent.vae_stride_t}n+1",),
-    )
+    notes = []
+    if snapped != frames:
+        notes.append(f"{count_of(frames, 'frame')} become {snapped}: {model.name} takes {model.latent.vae_stride_t}n+1")
+    if (whole := model.snap_size(width, height)) != (width, height):
+        rows, columns = model.pixels_per_token
+        notes.append(f"{width}x{height} is padded to {whole[0]}x{whole[1]}: whole tokens of {columns}x{rows} pixels")
+    return width, height, snapped, tuple(notes)
 
 
 def inspect_clip(

@@ -176,7 +176,10 @@ def _clusters(wanted: Wanted) -> tuple[str, ...]:
 
 
 def _refuse_at_once(wanted: Wanted) -> None:
-    """Raise :class:`UsageError` for what is known to be wrong before minutes of measuring."""
+    """Raise :class:`UsageError` for what is known to be wrong before minutes of measuring.
+
+    :class:`MissingExtraError` where runs need torch or a device that is not here.
+    """
     for name in wanted.policies:
         find_policy(name)
     for option, values in (("--policy", wanted.policies), ("--cluster", wanted.clusters)):
@@ -184,6 +187,7 @@ def _refuse_at_once(wanted: Wanted) -> None:
             if count > 1:
                 raise UsageError(f"{option} {value} is given {count} times", fix=f"each {option} once")
     if not wanted.measured:
+        host_info(wanted.device)
         return
     if not wanted.prices:
         raise UsageError(

@@ -10,7 +10,7 @@ import msgspec
 
 from zellige.catalog import load_model
 from zellige.errors import FormatError, InvalidPlanError, ModelMismatchError, ProgramError
-from zellige.files import check_schema, convert, decode_json, parse_json, read_text
+from zellige.files import WRITTEN_BY, check_schema, convert, decode_json, parse_json, read_text
 from zellige.memory import keep_free
 from zellige.placement import Plan, Problem, RankCosts, plan_digest, rank_costs
 from zellige.plan.bounds import best_bound
@@ -114,10 +114,16 @@ def _figure_findings(plan: Plan, problem: Problem, costs: RankCosts, where: str)
     )
 
 
+CLIP_TABLES = (".csv", ".parquet")
+"""Endings of clip lists that no plan has."""
+
+
 def load_plan(path: str) -> Plan:
     """Read a plan file, or one plan of a schedule or of a stream: ``schedule.json#2``, ``plans.jsonl#17`` (from 1)."""
     if (part := plan_number(path)) is not None:
         return _plan_of_many(*part)
+    if Path(path).suffix in CLIP_TABLES and _is_there(path):
+        raise FormatError("this is a clip list, where a plan is needed", where=path, fix=WRITTEN_BY["zellige.plan"])
     text = read_text(Path(path))
     if Path(path).suffix == ".jsonl":
         check_schema(parse_json(text.partition("\n")[0], f"{path}:1"), Plan.SCHEMA, f"{path}:1")
@@ -187,7 +193,9 @@ def plan_problem(plan: Plan, where: str, options: Options) -> Problem:
             changed = changes(plan.cluster) if label == "cluster" else ()
             given = " ".join(f"--device {c[7:]}" if c.startswith("device=") else f"--set {c}" for c in changed)
             raise ModelMismatchError(
-                f"the plan is for {label} {wanted!r}, not {found!r}", where=where, fix=given or f"--{label} of the plan"
+                f"the plan is for {label} {wanted!r}, not {found!r}",
+                where=where,
+                fix=given or f"leave --{label} out, or give {wanted!r} or its .toml file",
             )
     buckets = {}
     for placement in plan.placements:

@@ -47,6 +47,13 @@ def test_flags_and_lists_may_come_twice(run: Run) -> None:
     assert [row["policy"] for row in end.json["rows"]] == ["dp", "usp"]
 
 
+def test_an_option_without_its_value_names_the_help_of_its_command(run: Run) -> None:
+    end = run("plan", "mixed.jsonl", *SETTING, "--micro-steps")
+    assert end.code == 2
+    assert "'--micro-steps' requires an argument" in end.err
+    assert "try: zellige-sim plan --help" in end.err
+
+
 @pytest.mark.parametrize("group", [(), ("catalog",)])
 def test_a_group_alone_shows_its_commands(run: Run, group: tuple[str, ...]) -> None:
     end = run(*group)

@@ -17,8 +17,10 @@ from zellige import cli_app
 def test_fifteen_seconds_of_1080p(run: Run) -> None:
     arguments = ("inspect", "1920x1080", "--seconds", "15", "--fps", "16", *MODEL)
     assert "497,760 tokens" in run(*arguments).out
+    assert "1920x1080 is padded to 1920x1088: whole tokens of 16x16 pixels" in run(*arguments).out
     answer = run(*arguments, "--json").json
     assert (answer["tokens"], answer["grid"], answer["frames"]) == (497_760, [61, 68, 120], 241)
+    assert "padded" not in run("inspect", "1280x720x161", *MODEL).out
 
 
 def test_frames_that_the_model_does_not_take(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,34 @@ def test_a_stream_advises_micro_steps_for_the_batch_by_itself(run: Run) -> None:
     write("huge.jsonl", '{"width": 1920, "height": 1080, "num_frames": 1001, "fps": 16}\n')
     error = run("plan", "huge.jsonl", *SETTING, "--stream", "--json").error
     assert "--stream" not in error["fix"] or "--micro-steps" in error["fix"]
+
+
+@pytest.mark.parametrize("command", ["simulate", "execute"])
+def test_a_clip_list_in_place_of_a_plan_names_the_command_that_plans(run: Run, command: str) -> None:
+    for name in ("clips.csv", "clips.parquet"):
+        write(name, "path,width,height,num_frames\na.mp4,832,480,81\n")
+        end = run(command, name, "--json")
+        assert end.code == 4
+        assert end.error["message"] == "this is a clip list, where a plan is needed"
+        assert end.error["fix"] == "zellige-sim plan BATCH -o FILE"
+    assert "there is no file" in run(command, "absent.csv", "--json").error["message"]
+
+
+def test_a_plan_for_another_cluster_names_its_own(run: Run) -> None:
+    write("mixed.jsonl", MIXED)
+    assert run("plan", "mixed.jsonl", *SETTING, "-o", "plan.json").code == 0
+    error = run("check", "plan.json", "--cluster", "h200x8", "--json").error
+    assert error["message"] == "the plan is for cluster 'a800x4', not 'h200x8'"
+    assert error["fix"] == "leave --cluster out, or give 'a800x4' or its .toml file"
+
+
+def test_validation_without_torch_is_refused_before_it_says_that_it_measures(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    end = run("validate")
+    assert end.code == 6
+    assert end.err.startswith("error[ZL600] measuring needs torch")
 
 
 @pytest.mark.parametrize("command", [("simulate",), ("execute",)])
