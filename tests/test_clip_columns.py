@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from zellige.clips import read_clips
+from zellige.errors import ZelligeError
 
 ROW: dict[str, object] = {"width": 832, "height": 480, "num_frames": 81}
 
@@ -82,3 +83,28 @@ def test_ids_go_before_paths_and_numbers_that_are_made_up_are_told(tmp_path: Pat
     batches, notes = read_clips(write(tmp_path, "a.jsonl", lines(ROW | {"path": 7}, ROW | {"path": 8})))
     assert [item.id for item in batches["a"]] == ["v0", "v1"]
     assert notes == ("paths are no ids: 7 is not text; 2 rows are numbered, as v0 or i1",)
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"path": LONG},
+        {"path": list(range(3000))},
+        {"id": LONG},
+        {"width": LONG},
+        {LONG: 1},
+        {"fps": LONG},
+        {"id": LONG, "width": 0},
+    ],
+)
+def test_long_values_are_not_quoted_in_full(tmp_path: Path, row: dict[str, object]) -> None:
+    path = write(tmp_path, "a.jsonl", lines(ROW | row, ROW | row))
+    try:
+        told = " ".join(read_clips(path)[1])
+    except ZelligeError as error:
+        told = str(error)
+    assert "..." in told
+    assert len(told) < 300

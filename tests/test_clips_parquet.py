@@ -55,3 +55,11 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match="needs pyarrow"):
         read_clips(tmp_path / "list.parquet")
+
+
+def test_a_column_that_stands_twice_is_refused_as_in_csv(tmp_path: Path) -> None:
+    sizes = [pa.array([832]), pa.array([480]), pa.array([81]), pa.array([1])]
+    pq.write_table(pa.table(sizes, names=["width", "height", "num_frames", "width"]), tmp_path / "list.parquet")
+    with pytest.raises(FormatError, match="a column stands twice") as caught:
+        read_clips(tmp_path / "list.parquet")
+    assert caught.value.where == "list.parquet"

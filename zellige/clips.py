@@ -12,7 +12,8 @@ import difflib
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,17 @@ from zellige.errors import (
     MissingSizesError,
     SchemaVersionError,
 )
-from zellige.files import A_READABLE_PATH, WRITTEN_BY, check_schema, other_kind, parse_json, printable, read_text
+from zellige.files import (
+    A_READABLE_PATH,
+    WRITTEN_BY,
+    check_schema,
+    cut,
+    other_kind,
+    parse_json,
+    printable,
+    read_text,
+    shown,
+)
 from zellige.units import count_of, share_of
 from zellige.workload import MAX_SEQUENCES, Clip, parse_fps, repeat_clip
 
@@ -72,7 +83,7 @@ def _unused_note(unused: list[str], columns: set[str]) -> str:
     told = []
     for name in unused:
         close = difflib.get_close_matches(name, sorted(USED_COLUMNS - columns), n=1)
-        told.append(f"{printable(name)} (did you mean {close[0]!r}?)" if close else printable(name))
+        told.append(cut(printable(name)) + (f" (did you mean {close[0]!r}?)" if close else ""))
     return f"columns not used: {', '.join(told)}" if told else ""
 
 
@@ -97,9 +108,9 @@ def _no_ids(paths: list[Any], num_rows: int) -> str:
     known: set[str] = set()
     for path in paths:
         if not isinstance(path, str):
-            return f"{path!r} is not text"
+            return f"{shown(path)} is not text"
         if path in known:
-            return f"{printable(path)!r} stands twice"
+            return f"{shown(path)} stands twice"
         known.add(path)
     missing = num_rows - len(paths)
     return f"{share_of(missing, num_rows, 'row')} {'has' if missing == 1 else 'have'} none" if missing else ""
@@ -117,6 +128,7 @@ def _parquet_rows(path: Path, label: str) -> tuple[list[Row], set[str]]:
     try:
         with path.open("rb") as handle:
             file = pyarrow.parquet.ParquetFile(handle)
+            _require_once(file.schema_arrow.names, label)
             columns = set(file.schema_arrow.names)
             table = file.read(columns=sorted(columns & USED_COLUMNS)).to_pylist()
     except OSError as error:
@@ -136,6 +148,18 @@ def _parquet_rows(path: Path, label: str) -> tuple[list[Row], set[str]]:
     return rows, columns
 
 
+def _require_once(columns: Sequence[str], where: str) -> None:
+    """Raise :class:`FormatError` for a column that stands twice: nothing says which of the two is meant."""
+    twice = [name for name, times in Counter(columns).items() if times > 1]
+    if twice:
+        raise FormatError(
+            "a column stands twice in the header",
+            where=where,
+            details=(", ".join(map(shown, twice[:20])),),
+            fix="take one of the two out",
+        )
+
+
 def _csv_rows(text: str, label: str) -> Iterator[Row]:
     delimiter = "\t" if label.lower().endswith(".tsv") else ","
     body = text.lstrip("\r\n")
@@ -143,18 +167,12 @@ def _csv_rows(text: str, label: str) -> Iterator[Row]:
     reader = csv.DictReader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
     try:
         columns = reader.fieldnames or []
-        if len(set(columns)) != len(columns):
-            raise FormatError(
-                "a column stands twice in the header",
-                where=f"{label}:{skipped + 1}",
-                details=(", ".join(columns),),
-                fix="take one of the two out",
-            )
+        _require_once(columns, f"{label}:{skipped + 1}")
         if len(columns) == 1 and any(mark in columns[0] for mark in ",;\t|"):
             raise FormatError(
                 f"the columns are not separated by {'tabs' if delimiter != ',' else 'commas'}",
                 where=f"{label}:{skipped + 1}",
-                details=(printable(columns[0]),),
+                details=(cut(printable(columns[0])),),
                 fix="commas in a .csv, tabs in a .tsv",
             )
         for row in reader:
@@ -224,7 +242,7 @@ def _check_sizes(rows: list[Row], unused: list[str], label: str) -> None:
     raise MissingSizesError(
         f"{share_of(len(bad), len(rows), 'row')} {'has' if len(bad) == 1 else 'have'} no {', '.join(names)}",
         where=f"{label}: {'line' if len(bad) == 1 else 'lines'} {shown}",
-        details=(f"columns not used: {', '.join(map(printable, unused))}",) if unused else (),
+        details=(f"columns not used: {', '.join(cut(printable(name)) for name in unused)}",) if unused else (),
         fix=_column_hint(names, unused) or "fill the columns once from the files' headers (ffprobe -show_streams)",
     )
 
@@ -253,7 +271,7 @@ def _group(rows: list[Row], stem: str, label: str) -> dict[str, list[Clip]]:
         for clip in repeat_clip(_clip(row, position, where), count):
             if clip.id in seen:
                 raise DuplicateIdError(
-                    f"two clips have the id {clip.id!r}",
+                    f"two clips have the id {shown(clip.id)}",
                     where=where,
                     details=(f"first in {seen[clip.id]}",),
                     fix="another id, or no ids at all: rows are then numbered",
@@ -292,7 +310,7 @@ def _integer(value: Any, name: str, where: str) -> int:
     """An integer; pandas writes integers of a column with gaps as ``161.0``."""
     if isinstance(value, str):
         if _NUMBER.fullmatch(value.strip()) is None:
-            raise FormatError(f"{name} {value[:40]!r} is not a number", where=where, fix=A_WHOLE_NUMBER)
+            raise FormatError(f"{name} {shown(value)} is not a number", where=where, fix=A_WHOLE_NUMBER)
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise FormatError(f"{name} must be a number", where=where, fix=A_WHOLE_NUMBER)

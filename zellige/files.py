@@ -174,6 +174,19 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
+MOST_SHOWN = 60
+
+
+def shown(value: object) -> str:
+    """A value of a file as messages show it: as it would be written in code, and cut where it is long."""
+    return cut(repr(printable(value) if isinstance(value, str) else value))
+
+
+def cut(text: str) -> str:
+    """The text, cut where it is too long for a message."""
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
 ANOTHER_PLACE = "a name in a folder that exists, that you may write to and that has space left"
 """The way out where something cannot be written."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from zellige.errors import ClipError, FormatError
-from zellige.files import PositiveFloat, PositiveInt
+from zellige.files import PositiveFloat, PositiveInt, shown
 from zellige.model import ModelSpec
 from zellige.units import count_of
 
@@ -45,7 +45,7 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if not 1 <= value <= top:
                 raise FormatError(
-                    f"{name} of clip {self.id!r} is {value}, outside 1..{top}",
+                    f"{name} of clip {shown(self.id)} is {value}, outside 1..{top}",
                     where=self.where,
                     fix="take the row out, or cut the clip",
                 )
@@ -197,12 +197,12 @@ def parse_fps(text: str, where: str) -> Fraction:
             decimal = Decimal(cleaned)
             if decimal and decimal.is_finite() and abs(decimal.adjusted()) > 18:
                 # A fraction would write the exponent out in digits.
-                raise FormatError(f"fps {text!r} is outside 0..100000", where=where, fix=A_FRAME_RATE)
+                raise FormatError(f"fps {shown(text)} is outside 0..100000", where=where, fix=A_FRAME_RATE)
             value = Fraction(decimal)
     except (InvalidOperation, ValueError, ZeroDivisionError, OverflowError):
-        raise FormatError(f"fps {text!r} is not a frame rate", where=where, fix=A_FRAME_RATE) from None
+        raise FormatError(f"fps {shown(text)} is not a frame rate", where=where, fix=A_FRAME_RATE) from None
     if not 0 <= value <= 100_000:
-        raise FormatError(f"fps {text!r} is outside 0..100000", where=where, fix=A_FRAME_RATE)
+        raise FormatError(f"fps {shown(text)} is outside 0..100000", where=where, fix=A_FRAME_RATE)
     return value
 
 
@@ -210,7 +210,7 @@ def parse_shape(text: str) -> tuple[int, int, int]:
     """Read ``WxH`` or ``WxHxF`` (0 frames where none are given)."""
     match = _SHAPE.fullmatch(text.strip())
     if match is None:
-        raise ClipError(f"{text!r} is not a clip", fix="write WIDTHxHEIGHTxFRAMES, as 1280x720x161")
+        raise ClipError(f"{shown(text)} is not a clip", fix="write WIDTHxHEIGHTxFRAMES, as 1280x720x161")
     width, height, frames = (int(part or 0) for part in match.groups())
     return width, height, frames
 
@@ -225,7 +225,7 @@ def parse_patterns(items: Iterable[str]) -> tuple[BucketPattern, ...]:
             continue
         width, height, frames = parse_shape(text)
         if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and 0 <= frames <= MAX_FRAMES):
-            raise ClipError(f"bucket {text!r} is out of range", fix=f"sides 1..{MAX_SIDE}, frames 1..{MAX_FRAMES}")
+            raise ClipError(f"bucket {shown(text)} is out of range", fix=f"sides 1..{MAX_SIDE}, frames 1..{MAX_FRAMES}")
         patterns.append(BucketPattern(num_frames=frames or 1, width=width, height=height))
     return tuple(patterns)
 

@@ -138,3 +138,20 @@ def test_what_memory_refuses_is_refused_before_any_search(seed: int, monkeypatch
     monkeypatch.setattr(zellige, "_drafts", lambda *_: pytest.fail("a search"))
     with pytest.raises(InfeasibleError):
         planner(posed)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_prices_beyond_all_times_are_not_taken_for_lack_of_memory(engine: Engine) -> None:
+    cluster = msgspec.structs.replace(load_cluster("a800x8"), name="one", num_nodes=1, ranks_per_node=1)
+    clips = [Clip(id=f"c{number}", width=832, height=480, num_frames=81) for number in range(5)]
+    batch, _ = build_batch("five", clips, load_model("wan2.1-t2v-1.3b"))
+    problem = build_problem(batch, cluster=cluster, model="wan2.1-t2v-1.3b")
+    rows = tuple(
+        msgspec.structs.replace(row, price=msgspec.structs.replace(row.price, linear_ns=2**60))
+        for row in problem.prices.rows
+    )
+    prices = msgspec.structs.replace(problem.prices, rows=rows)
+    problem = dataclasses.replace(problem, prices=prices, engine=engine)
+    with pytest.raises(NoRoomError, match=r"steps of .* and more are not planned"):
+        plan_batch(problem, "zellige", engine)
+    assert isinstance(plan_in_steps(*policy_planner(problem, "zellige", engine)), Schedule)

@@ -179,3 +179,14 @@ def test_pods_placed_node_by_node_make_no_plan_worse(seed: int, better: bool, mo
     monkeypatch.setattr(drafts, "UNITS", ())
     without = plan_batch(problem, "zellige")
     assert plan.makespan_ns < without.makespan_ns if better else plan.makespan_ns == without.makespan_ns
+
+
+@pytest.mark.parametrize("kept", [0, 2**62, 2**63, 2**70])
+def test_fillers_that_keep_too_much_for_compiled_loops_are_left_to_the_others(kept: int) -> None:
+    long, found = (rung(4, 25, 1),), []
+    for wanted in (False, True):
+        prefer_compiled(wanted)
+        cover = NodeCover({"long": long}, Field(PER_NODE, 100, 10, 1, kept), 1)
+        found.append(cover.place(2, ["long"] * 8))
+    assert found[0] == found[1]
+    assert found[0] is not None

@@ -72,4 +72,5 @@ def may_compile(rungs: Sequence[Sequence[Rung]], total: Sequence[int], num_ranks
     works = sum([number * max([rung.work for rung in each]) for each, number in zip(rungs, total, strict=True)])
     bytes_ = sum([n * max([rung.kept + rung.live for rung in each]) for each, n in zip(rungs, total, strict=True)])
     units = sum(total) + 1
-    return max(num_ranks * (2 * bar.target + works), units * works, bytes_ + bar.room) < LARGEST
+    figures = num_ranks * (2 * bar.target + works), units * works, bytes_ + bar.room, bar.filler_work, bar.filler_kept
+    return max(figures) < LARGEST

@@ -27,6 +27,7 @@ from zellige.plan.uniform import fill_groups, group_ways, uniform_degrees
 from zellige.problem import Rung
 from zellige.shards import WHOLE, ParallelConfig
 from zellige.trace import no_collection
+from zellige.units import format_time
 
 SHARES = (5, 20, 50, 100)
 """Fillers longer than this part of the bound become anchors, round by round (a fifth, 5 %, 2 %, 1 %)."""
@@ -109,6 +110,14 @@ def _require_possible(problem: Problem) -> None:
 
 
 def _no_plan(problem: Problem) -> NoRoomError:
+    """Why there is none: memory; or prices beyond what the searches compare, which no memory mends."""
+    work = sum([count * rung.work for name, count in problem.numbers.items() for rung in problem.rungs[name][:1]])
+    if work >= NEVER * problem.cluster.num_ranks:
+        return NoRoomError(
+            f"the sequences take at least {format_time(work // problem.cluster.num_ranks)} on every rank;"
+            f" steps of {format_time(NEVER)} and more are not planned",
+            fix="prices in nanoseconds, or fewer sequences a step",
+        )
     fix = "fewer sequences a step, more ranks, or more micro-steps"
     return without_plan(problem, "no plan that fits was found", fix)
 
