@@ -139,16 +139,16 @@ class Problem:
     def rungs(self) -> dict[str, tuple[Rung, ...]]:
         """By bucket name: options that fit alone on evenly filled nodes, as few as can be, sorted by work.
 
-        Of options with one degree, those stay that no other beats in time, memory and ring rounds.
+        Of one degree, those stay that no other beats in time, memory and ring rounds; prices as :meth:`option_on` says.
         """
-        return {name: self._front(options) for name, options in self.options.items()}
+        return {name: self._front(name, options) for name, options in self.options.items()}
 
-    def _front(self, options: tuple[Option, ...]) -> tuple[Rung, ...]:
-        cluster = self.cluster
+    def _front(self, name: str, options: tuple[Option, ...]) -> tuple[Rung, ...]:
+        nodes = {degree: self.cluster.smallest_even_footprint(degree) for degree in {o.config.degree for o in options}}
         kept: dict[int, list[Option]] = {}
         for option in sorted(options, key=lambda o: (o.time_ns, o.comm_bytes, o.config)):
-            degree = option.config.degree
-            if option.num_nodes != cluster.smallest_even_footprint(degree) or not self.fits_alone(option):
+            even = nodes[degree := option.config.degree]
+            if not even or option is not self._widest(name, option.config, even) or not self.fits_alone(option):
                 continue
             front = kept.setdefault(degree, [])
             if all(
@@ -157,7 +157,7 @@ class Problem:
             ):
                 front.append(option)
         rungs = [
-            Rung(o.time_ns * degree, o.time_ns, degree, o.num_nodes, o.kept_bytes, o.live_bytes, o)
+            Rung(o.time_ns * degree, o.time_ns, degree, nodes[degree], o.kept_bytes, o.live_bytes, o)
             for degree, front in kept.items()
             for o in front
         ]

@@ -50,6 +50,39 @@ def test_a_long_video_is_split_over_all_nodes_where_one_group_of_all_is_faster(
     assert not placement_findings(plan, problem, "the plan")
 
 
+@pytest.mark.parametrize(("num_nodes", "per_node", "degree"), [(6, 4, 12), (9, 4, 12), (10, 8, 40)])
+def test_nodes_without_a_price_of_their_own_have_that_of_the_next_wider_ones(
+    num_nodes: int, per_node: int, degree: int
+) -> None:
+    problem = problem_of(num_nodes, per_node, 81)
+    nodes, ranks = problem.cluster.smallest_even_footprint(degree), tuple(range(degree))
+    for name, rungs in problem.rungs.items():
+        found = [rung for rung in rungs if rung.degree == degree]
+        assert found
+        for rung in found:
+            assert (rung.nodes, rung.option.num_nodes > nodes) == (nodes, True)
+            assert problem.option_on(name, rung.option.config, ranks) == rung.option
+
+
+@pytest.mark.parametrize("engine", ["coalesced", "per_sequence", "group"])
+@pytest.mark.parametrize(("num_nodes", "per_node", "size"), [(3, 8, 12), (4, 9, 12), (9, 4, 6), (9, 4, 12)])
+def test_groups_that_lie_on_the_fewest_nodes_are_tried(
+    num_nodes: int, per_node: int, size: int, engine: Engine
+) -> None:
+    """Groups of 12 on nodes of 8: one on a node and half of the next, one on the other half and a node."""
+    problem = problem_of(num_nodes, per_node, *[81] * (num_nodes * per_node // size), engine=engine)
+    assert size in {degree for _, degree, _ in uniform_degrees(problem, NEVER)}
+    plan, static = plan_batch(problem, "zellige", engine), plan_batch(problem, "static", engine)
+    assert plan.fits
+    assert not placement_findings(plan, problem, "the plan")
+    assert plan.makespan_ns <= static.makespan_ns
+
+
+def test_groups_that_would_straddle_a_node_more_are_not() -> None:
+    problem = problem_of(3, 8, 81)
+    assert 6 not in {degree for _, degree, _ in uniform_degrees(problem, NEVER)}
+
+
 def test_what_only_all_ranks_together_hold_has_a_plan() -> None:
     problem = problem_of(3, 8, 1001)
     plan = plan_batch(problem, "zellige", "coalesced")

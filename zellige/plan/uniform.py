@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zellige.cluster import Cluster
 from zellige.plan.packing import Filler, Ranks, Split, pour_all
 from zellige.problem import Problem, Rung
 from zellige.units import ceil_div
 
 
 def uniform_degrees(problem: Problem, below: int) -> Iterator[tuple[int, int, dict[str, Rung]]]:
-    """(a lower bound in nanoseconds without calls, degree, a rung of each bucket) for the sizes that divide the ranks
-    and a node, or are whole nodes: consecutive groups of others would straddle nodes.
+    """(a lower bound in nanoseconds without calls, degree, a rung of each bucket) for the sizes that divide the ranks,
+    where no group lies on more nodes than it must.
 
     Of each degree with the fastest rungs, with the fastest of those with the fewest ring rounds, and with those that
     keep the fewest bytes, where these are others; none where even the fastest do not stay ``below`` a time.
     """
-    num_ranks, per_node = problem.cluster.num_ranks, problem.cluster.ranks_per_node
+    num_ranks = problem.cluster.num_ranks
     spans = {
-        degree: -(-degree // per_node)
+        degree: problem.cluster.smallest_footprint(degree)
         for degree in range(1, num_ranks + 1)
-        if num_ranks % degree == 0 and max(per_node, degree) % min(per_node, degree) == 0
+        if num_ranks % degree == 0 and _lie_alike(problem.cluster, degree)
     }
     found: dict[int, dict[str, list[Rung]]] = {degree: {} for degree in spans}
     for name in problem.numbers:
@@ -42,6 +43,16 @@ def uniform_degrees(problem: Problem, below: int) -> Iterator[tuple[int, int, di
             if key is _floor and least >= below:
                 break
             yield least, degree, chosen
+
+
+def _lie_alike(cluster: Cluster, degree: int) -> bool:
+    """Whether consecutive groups of so many ranks all lie on the fewest nodes that can hold them: groups of 12 on nodes
+    of 8 do, the second on the halves of two, and groups of 6 do not."""
+    per_node, least = cluster.ranks_per_node, cluster.smallest_footprint(degree)
+    if max(per_node, degree) % min(per_node, degree) == 0:
+        return True
+    firsts = range(0, cluster.num_ranks, degree)
+    return all((first + degree - 1) // per_node - first // per_node + 1 == least for first in firsts)
 
 
 def _floor(rung: Rung) -> int:
