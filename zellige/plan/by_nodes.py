@@ -20,8 +20,8 @@ from zellige.problem import Problem, Rung
 CUTS, TIGHT_CUTS = (5, 10), (4, 5, 10)
 """Parts of the bound from which on sequences are placed node by node: where memory is loose, and where it binds."""
 
-UNITS = (1, 2)
-"""So many nodes together."""
+UNITS, TIGHT_UNITS = (1, 2), (1,)
+"""So many nodes together, where memory is loose, and where it binds."""
 
 ROOM, TIGHT_ROOM = 7, 8
 """Nodes are filled up to 2**-7 (0.8 %) above the bound, or 2**-8 where memory binds; the local search levels them."""
@@ -42,7 +42,7 @@ def nodes_drafts(problem: Problem, least: int, rungs: Mapping[str, tuple[Rung, .
     for cut in TIGHT_CUTS if binds else CUTS:
         anchors = anchors_of(task, cut)
         cuts += [] if anchors in cuts else [anchors]
-    for unit in UNITS:
+    for unit in TIGHT_UNITS if binds else UNITS:
         for anchors in cuts:
             best = faster(best, _draft(task, anchors, unit, binds=binds))
             if best is not None and best.longest <= good:
