@@ -17,7 +17,7 @@ from zellige.placement import Engine, Plan, Problem
 from zellige.plan import free_sets, plan_batch
 from zellige.plan import zellige as planner
 from zellige.plan.bounds import least_time_of
-from zellige.plan.by_nodes import nodes_drafts
+from zellige.plan.by_nodes import nodes_draft
 from zellige.plan.compiled import compiled, is_compiled, prefer_compiled
 from zellige.plan.layout import int_array, zeros
 from zellige.plan.node_cover import _fillings
@@ -65,7 +65,7 @@ def without(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """The plan where nothing is tried node by node."""
     with monkeypatch.context() as patched:
         for module in (free_sets, planner):
-            patched.setattr(module, "nodes_drafts", lambda *_, **__: [])
+            patched.setattr(module, "nodes_draft", lambda *_, **__: None)
         return plan_batch(problem, "zellige")
 
 
@@ -89,12 +89,11 @@ def test_memory_is_kept_where_it_binds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.fits
     assert not placement_findings(plan, problem, "the plan")
     assert plan.makespan_ns < mixed.makespan_ns * 0.99
-    drafts = nodes_drafts(problem, *_widest(problem), binds=True)
-    assert drafts
-    for draft in drafts:
-        assert draft.ranks is not None
-        assert draft.ranks.fit(problem.memory.room_bytes)
-        assert max(draft.ranks.time) == draft.longest
+    draft = nodes_draft(problem, *_widest(problem), binds=True)
+    assert draft is not None
+    assert draft.ranks is not None
+    assert draft.ranks.fit(problem.memory.room_bytes)
+    assert max(draft.ranks.time) == draft.longest
 
 
 def _widest(problem: Problem) -> tuple[int, dict[str, tuple[planner.Rung, ...]]]:
@@ -109,17 +108,15 @@ def test_compiled_and_interpreted_drafts_are_the_same(binds: bool) -> None:
     found = []
     for wanted in (False, True):
         prefer_compiled(wanted)
-        found.append(nodes_drafts(problem, *_widest(problem), binds=binds))
-    one, other = found
-    assert one
-    assert [(each.split, each.whole, each.longest) for each in one] == [
-        (each.split, each.whole, each.longest) for each in other
-    ]
+        draft = nodes_draft(problem, *_widest(problem), binds=binds)
+        assert draft is not None
+        found.append((draft.split, draft.whole, draft.longest))
+    assert found[0] == found[1]
 
 
 def test_a_single_node_and_engines_that_wait_have_none() -> None:
     for problem in (problem_of(1, *UNEVEN), problem_of(4, *UNEVEN, engine="group")):
-        assert nodes_drafts(problem, *_widest(problem), binds=False) == []
+        assert nodes_draft(problem, *_widest(problem), binds=False) is None
 
 
 @settings(max_examples=150, deadline=None)

@@ -27,14 +27,14 @@ ROOM, TIGHT_ROOM = 7, 8
 """Nodes are filled up to 2**-7 (0.8 %) above the bound, or 2**-8 where memory binds; the local search levels them."""
 
 
-def nodes_drafts(problem: Problem, least: int, rungs: Mapping[str, tuple[Rung, ...]], *, binds: bool) -> list[Draft]:
+def nodes_draft(problem: Problem, least: int, rungs: Mapping[str, tuple[Rung, ...]], *, binds: bool) -> Draft | None:
     """The best draft node by node; none where a cluster is a single node, rank sets must nest, or nothing fits.
 
     Where memory ``binds``, fillers go where there is room; else time alone decides. Other arguments as of
     :func:`zellige.plan.attempts.free_draft`.
     """
     if not may_cross(problem) or problem.cluster.num_nodes == 1:
-        return []
+        return None
     task = Task(problem, dict(rungs), problem.numbers, least, frozenset(), Budget(0))
     good = least + (least >> GOOD)
     best: Draft | None = None
@@ -46,8 +46,8 @@ def nodes_drafts(problem: Problem, least: int, rungs: Mapping[str, tuple[Rung, .
         for anchors in cuts:
             best = faster(best, _draft(task, anchors, unit, binds=binds))
             if best is not None and best.longest <= good:
-                return [best]
-    return [] if best is None else [best]
+                return best
+    return best
 
 
 def _draft(task: Task, anchors: dict[str, int], unit: int, *, binds: bool) -> Draft | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zellige.plan.any_sets import Certificate
 from zellige.plan.attempt_kernel import NEAR
 from zellige.plan.attempts import free_draft
-from zellige.plan.by_nodes import nodes_drafts
+from zellige.plan.by_nodes import nodes_draft
 from zellige.plan.choice import makespan_ns
 from zellige.plan.laid import laid_draft
 from zellige.plan.leftover import leftover_draft
@@ -39,14 +39,17 @@ def free_drafts(
         return known.is_near(min([makespan_ns(problem, draft) for draft in drafts]), NEAR)
 
     if not is_near() and by_nodes and not binds:
-        drafts += nodes_drafts(problem, least, rungs, binds=False)
+        drafts += _some(nodes_draft(problem, least, rungs, binds=False))
     if not is_near():
-        left_over = leftover_draft(problem, least, rungs)
-        drafts += [left_over] if left_over is not None else []
+        drafts += _some(leftover_draft(problem, least, rungs))
     if not binds and not is_near():
         known.search(makespan_ns(problem, free))
         drafts += _laid(problem, least, rungs, known, free)
     return drafts, binds
+
+
+def _some(draft: Draft | None) -> list[Draft]:
+    return [] if draft is None else [draft]
 
 
 def _laid(

@@ -11,7 +11,7 @@ from zellige.plan.any_sets import Certificate
 from zellige.plan.attempt_kernel import CLOSE, GOOD, NEAR
 from zellige.plan.blocks import Shape
 from zellige.plan.bounds import best_bound, least_time_of, whole_time_of
-from zellige.plan.by_nodes import nodes_drafts
+from zellige.plan.by_nodes import nodes_draft
 from zellige.plan.chain import calls_ns
 from zellige.plan.choice import choose, expected_step_ns, least_step_ns, makespan_ns
 from zellige.plan.drafts import polish
@@ -153,7 +153,7 @@ def _drafts(
                 saved = makespan - (makespan >> NEAR) - family.least - family.fewest_calls
             if saved <= makespan >> GOOD or family.least + family.fewest_calls >= makespan:
                 continue
-        found, lowers[family.limit] = _solve(problem, family, Budget(NODES), known, first=not scored)
+        found, lowers[family.limit] = _solve(problem, family, Budget(NODES), known, first=not any(lowers))
         scored += [(draft.longest + calls_ns(problem, draft.rounds), draft) for draft in found]
     return scored
 
@@ -271,7 +271,7 @@ def _solve(
     problem: Problem, family: Family, budget: Budget, known: Certificate | None, *, first: bool
 ) -> tuple[list[Draft], Lower]:
     """Drafts of a family, and the lower bound; without a certificate the first draft will do. Node by node long
-    sequences go in the ``first`` family alone.
+    sequences go in the ``first`` family that splits any, alone.
 
     Rounds of the adaptive cut go on while it is the fillers that keep a draft above what its anchors reached; wider
     choices of blocks are tried where the anchors stay far above the bound.
@@ -295,7 +295,8 @@ def _solve(
             break
     drafts = attempt.drafts
     if first and attempt.binds and not loose and known is not None and family.limit:
-        drafts = [*drafts, *nodes_drafts(problem, family.least, rungs, binds=True)]
+        by_nodes = nodes_draft(problem, family.least, rungs, binds=True)
+        drafts = [*drafts, by_nodes] if by_nodes is not None else drafts
     if known is None or not drafts or problem.engine != "coalesced":
         return drafts, Lower(max(attempt.lower, family.least), tried)
     nearest = min(drafts, key=lambda draft: makespan_ns(problem, draft))
