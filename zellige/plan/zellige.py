@@ -153,7 +153,7 @@ def _drafts(
                 saved = makespan - (makespan >> NEAR) - family.least - family.fewest_calls
             if saved <= makespan >> GOOD or family.least + family.fewest_calls >= makespan:
                 continue
-        found, lowers[family.limit] = _solve(problem, family, Budget(NODES), known, first=not any(lowers))
+        found, lowers[family.limit] = _solve(problem, family, Budget(NODES), known, first=not scored)
         scored += [(draft.longest + calls_ns(problem, draft.rounds), draft) for draft in found]
     return scored
 
@@ -271,7 +271,7 @@ def _solve(
     problem: Problem, family: Family, budget: Budget, known: Certificate | None, *, first: bool
 ) -> tuple[list[Draft], Lower]:
     """Drafts of a family, and the lower bound; without a certificate the first draft will do. Node by node long
-    sequences go in the ``first`` family that splits any, alone.
+    sequences go in the ``first`` family alone.
 
     Rounds of the adaptive cut go on while it is the fillers that keep a draft above what its anchors reached; wider
     choices of blocks are tried where the anchors stay far above the bound.
