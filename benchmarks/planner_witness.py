@@ -1,20 +1,24 @@
 """Whether plans exist, by prices, as near the bound as was hoped for, and what such plans take when simulated.
 
     python benchmarks/planner_witness.py [--suite NAME ...] [--seed N] [--only TEXT] [--certified 0.009]
-        [--blocks 0.005] [--limit 40]
+        [--blocks 0.005] [--limit 40] [--improve SECONDS] [--workers 1]
 
 For every batch whose certified gap or gap within aligned blocks is above the given ones, CP-SAT looks for a plan on
 any rank sets that is near enough to the bound to meet both, for each number of ring rounds. It counts shards by rank,
 not rank sets: so many sequences of a bucket on so many ranks of a node, or of several; any ranks that each hold no
 more shards than there are sequences can be dealt to them (McNaughton's wrap-around). Times are the planner's own,
-rounded up; rank sets may lie unevenly on nodes, which the planner does not try; of memory it sees that of a sequence
-alone. A plan that is found is made and simulated beside the planner's. ``--limit``: CP-SAT's deterministic time for
-each number of rounds.
+rounded up; rank sets may lie unevenly on nodes, which the planner does not try; of memory it sees
+what sequences keep until backward, not the layer being run. A plan that is found is made and simulated beside the
+planner's. ``--limit``: CP-SAT's deterministic time for each number of rounds.
+
+``--improve``: instead, CP-SAT starts from the planner's plan and shortens it for so many seconds, within its number of
+ring rounds; every better makespan is printed as a gap to the plan's bound, with CP-SAT's own bound.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from ortools.sat.python import cp_model
@@ -43,8 +47,14 @@ class Way(NamedTuple):
 def main() -> None:
     parser = asked(__doc__)
     parser.add_argument("--limit", type=float, default=40)
+    parser.add_argument("--improve", type=float, default=0, help="seconds in which CP-SAT shortens the plan")
+    parser.add_argument("--workers", type=int, default=1, help="threads of CP-SAT while it does")
     told = parser.parse_args()
     for suite, name, problem, plan in missed(told):
+        if told.improve:
+            print(f"{suite} {name:18} {plan.makespan_ns / plan.bound_ns - 1:.2%}", flush=True)
+            improve(problem, plan, told.improve, told.workers)
+            continue
         within = plan.blocks_bound_ns or plan.bound_ns
         wanted = min(int(plan.bound_ns * (1 + told.certified)), int(within * (1 + told.blocks)))
         report(suite, name, problem, plan, wanted, told.limit)
@@ -82,15 +92,7 @@ def is_uneven(problem: Problem, placement: Placement) -> bool:
 def search(problem: Problem, most: int, target: int, limit: float) -> tuple[str, tuple[Placement, ...] | None]:
     """A plan whose slowest rank takes no more than the target without shared calls, or the solver's verdict."""
     model, unit = cp_model.CpModel(), max(1, target // UNITS)
-    ways: list[Way] = []
-    for bucket, number in problem.numbers.items():
-        mine = ways_of_bucket(model, problem, bucket, number, most, target)
-        model.add(sum(way.sequences for way in mine) == number)
-        ways += mine
-    loads: dict[int, list[cp_model.LinearExprT]] = defaultdict(list)
-    for way in ways:
-        for rank, shards in zip(way.ranks, way.shards, strict=True):
-            loads[rank].append(-(-way.option.time_ns // unit) * shards)
+    ways, loads = posed(model, problem, most, target, unit)
     for rank in loads:
         model.add(sum(loads[rank]) <= target // unit)
     solver = cp_model.CpSolver()
@@ -100,6 +102,82 @@ def search(problem: Problem, most: int, target: int, limit: float) -> tuple[str,
     if status not in ("OPTIMAL", "FEASIBLE"):
         return {"INFEASIBLE": "none exists", "UNKNOWN": "none found within the limit"}[status], None
     return status, dealt(problem, ways, solver)
+
+
+Loads = dict[int, list[cp_model.LinearExprT]]
+
+
+def posed(model: cp_model.CpModel, problem: Problem, most: int, target: int, unit: int) -> tuple[list[Way], Loads]:
+    """All ways of all sequences, each once and no rank above its room, and by rank what it has to do in units."""
+    ways: list[Way] = []
+    for bucket, number in problem.numbers.items():
+        mine = ways_of_bucket(model, problem, bucket, number, most, target)
+        model.add(sum(way.sequences for way in mine) == number)
+        ways += mine
+    room = problem.memory.room_bytes
+    byte = max(1, room // UNITS)
+    loads: Loads = defaultdict(list)
+    kept: Loads = defaultdict(list)
+    for way in ways:
+        for rank, shards in zip(way.ranks, way.shards, strict=True):
+            loads[rank].append(-(-way.option.time_ns // unit) * shards)
+            kept[rank].append(way.option.kept_bytes // byte * shards)
+    for rank in kept:
+        model.add(sum(kept[rank]) <= -(-room // byte))
+    return ways, loads
+
+
+def improve(problem: Problem, plan: Plan, seconds: float, workers: int) -> None:
+    """Print every better makespan that CP-SAT comes to from a plan; rank sets are not dealt, so it may be too low where
+    sequences lie on several nodes."""
+    most = max((each.config.k for each in plan.placements if each.config.degree > 1), default=0)
+    calls, model = calls_ns(problem, most), cp_model.CpModel()
+    target = plan.makespan_ns - calls
+    unit = max(1, target // UNITS)
+    ways, loads = posed(model, problem, most, target, unit)
+    longest = model.new_int_var(0, target // unit + len(problem.batch.sequences), "")
+    for rank in loads:
+        model.add(sum(loads[rank]) <= longest)
+    model.minimize(longest)
+    _hint(model, problem, plan, ways)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers, solver.parameters.random_seed = workers, 1
+    solver.parameters.max_time_in_seconds = seconds
+    solver.solve(model, _Told(unit, calls, plan.bound_ns))
+
+
+def _hint(model: cp_model.CpModel, problem: Problem, plan: Plan, ways: list[Way]) -> None:
+    """Tell the solver where the plan has its sequences."""
+    per_node = problem.cluster.ranks_per_node
+    shards: Counter[tuple[str, int, int, int]] = Counter()
+    sequences: Counter[tuple[str, int, int, int]] = Counter()
+    for each in plan.placements:
+        nodes = {rank // per_node for rank in each.ranks}
+        key = each.bucket, each.config.degree, len(nodes)
+        sequences[*key, min(nodes) if each.config.degree > 1 and len(nodes) == 1 else -1] += 1
+        for rank in each.ranks:
+            shards[*key, rank] += 1
+    for way in ways:
+        key = way.bucket, way.option.config.degree, way.option.num_nodes
+        node = way.ranks[0] // per_node if way.option.config.degree > 1 and way.option.num_nodes == 1 else -1
+        model.add_hint(way.sequences, sequences[*key, node])
+        for rank, variable in zip(way.ranks, way.shards, strict=True):
+            model.add_hint(variable, shards[*key, rank])
+
+
+class _Told(cp_model.CpSolverSolutionCallback):
+    """Prints solutions as gaps to a bound."""
+
+    def __init__(self, unit: int, calls: int, bound: int) -> None:
+        super().__init__()
+        self.unit, self.calls, self.bound, self.began = unit, calls, bound, time.monotonic()
+
+    def on_solution_callback(self) -> None:
+        reached, proved = (
+            (value * self.unit + self.calls) / self.bound - 1
+            for value in (self.objective_value, self.best_objective_bound)
+        )
+        print(f"    {time.monotonic() - self.began:5.0f} s: {reached:.2%}, no less than {proved:.2%}", flush=True)
 
 
 def ways_of_bucket(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from functools import cache
 
-from zellige.catalog import load_model
-from zellige.placement import Problem, Setup
+import msgspec
+
+from zellige.catalog import load_cluster, load_model
+from zellige.placement import Engine, Problem, Setup
 from zellige.sources import build_problem
 from zellige.workload import Clip, build_batch
 
@@ -30,6 +33,19 @@ def make_problem(
     batch, drops = build_batch("batch", clips, load_model(model))
     assert not drops
     return build_problem(batch, cluster=cluster, model=model, setup=setup)
+
+
+def on_nodes(num_nodes: int, *kinds: tuple[tuple[int, int, int], int], engine: Engine = "coalesced") -> Problem:
+    """So many clips of each shape, on nodes of eight ranks."""
+    cluster = msgspec.structs.replace(load_cluster("a800x16"), name="nodes", num_nodes=num_nodes)
+    clips = [
+        Clip(id=f"{w}x{h}x{frames}-{number}", width=w, height=h, num_frames=frames)
+        for (w, h, frames), count in kinds
+        for number in range(count)
+    ]
+    model = "wan2.1-t2v-1.3b"
+    batch, _ = build_batch("kinds", clips, load_model(model))
+    return dataclasses.replace(build_problem(batch, cluster=cluster, model=model), engine=engine)
 
 
 def random_batch(chance: random.Random) -> list[tuple[int, int, int]]:

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle.batches import on_nodes
 
-from zellige.catalog import load_cluster, load_model
-from zellige.placement import Engine, Plan, Problem
+from zellige.placement import Plan, Problem
 from zellige.plan import free_sets, plan_batch
 from zellige.plan import zellige as planner
 from zellige.plan.bounds import least_time_of
@@ -23,10 +23,7 @@ from zellige.plan.layout import int_array, zeros
 from zellige.plan.node_cover import _fillings
 from zellige.plan.unit_kernel import Mix, find_patterns
 from zellige.plan_check import placement_findings
-from zellige.sources import build_problem
-from zellige.workload import Clip, build_batch
 
-MODEL = "wan2.1-t2v-1.3b"
 LONG, SHORTER, SHORT, IMAGE = (1920, 1080, 81), (1280, 720, 161), (832, 480, 81), (1024, 1024, 1)
 
 
@@ -35,18 +32,6 @@ def as_before() -> Iterator[None]:
     was = is_compiled()
     yield
     prefer_compiled(was)
-
-
-def problem_of(num_nodes: int, *kinds: tuple[tuple[int, int, int], int], engine: Engine = "coalesced") -> Problem:
-    """So many clips of each shape, on nodes of eight ranks."""
-    cluster = msgspec.structs.replace(load_cluster("a800x16"), name="nodes", num_nodes=num_nodes)
-    clips = [
-        Clip(id=f"{w}x{h}x{frames}-{number}", width=w, height=h, num_frames=frames)
-        for (w, h, frames), count in kinds
-        for number in range(count)
-    ]
-    batch, _ = build_batch("by-nodes", clips, load_model(MODEL))
-    return dataclasses.replace(build_problem(batch, cluster=cluster, model=MODEL), engine=engine)
 
 
 UNEVEN = (LONG, 7), (SHORTER, 10), (SHORT, 7), (IMAGE, 120)
@@ -70,7 +55,7 @@ def without(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
 
 def test_unequal_nodes_need_no_split_over_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = problem_of(4, *UNEVEN)
+    problem = on_nodes(4, *UNEVEN)
     plan, mixed = plan_batch(problem, "zellige"), without(problem, monkeypatch)
     assert not placement_findings(plan, problem, "the plan")
     assert plan.gap < 0.004 < mixed.gap
@@ -84,7 +69,7 @@ def test_unequal_nodes_need_no_split_over_several(monkeypatch: pytest.MonkeyPatc
 
 def test_memory_is_kept_where_it_binds(monkeypatch: pytest.MonkeyPatch) -> None:
     clips = ((832, 480, 33), 4), (SHORT, 2), ((1920, 1080, 1), 40), (IMAGE, 90)
-    problem = tightened(problem_of(2, *clips), 0.95)
+    problem = tightened(on_nodes(2, *clips), 0.95)
     plan, mixed = plan_batch(problem, "zellige"), without(problem, monkeypatch)
     assert plan.fits
     assert not placement_findings(plan, problem, "the plan")
@@ -103,7 +88,7 @@ def _widest(problem: Problem) -> tuple[int, dict[str, tuple[planner.Rung, ...]]]
 
 @pytest.mark.parametrize("binds", [False, True])
 def test_compiled_and_interpreted_drafts_are_the_same(binds: bool) -> None:
-    problem = problem_of(4, *UNEVEN)
+    problem = on_nodes(4, *UNEVEN)
     problem = tightened(problem, 0.9) if binds else problem
     found = []
     for wanted in (False, True):
@@ -115,7 +100,7 @@ def test_compiled_and_interpreted_drafts_are_the_same(binds: bool) -> None:
 
 
 def test_a_single_node_and_engines_that_wait_have_none() -> None:
-    for problem in (problem_of(1, *UNEVEN), problem_of(4, *UNEVEN, engine="group")):
+    for problem in (on_nodes(1, *UNEVEN), on_nodes(4, *UNEVEN, engine="group")):
         assert nodes_draft(problem, *_widest(problem), binds=False) is None
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
-import msgspec
 import pytest
+from oracle.batches import on_nodes
 
-from zellige.catalog import load_cluster, load_model
 from zellige.placement import Engine, Problem
 from zellige.plan import plan_batch, prefer_compiled
 from zellige.plan.bounds import least_time_of
@@ -16,23 +14,8 @@ from zellige.plan.leftover import leftover_draft, leftover_in_pods
 from zellige.plan.search import Budget
 from zellige.plan.task import Draft, block_choices, make_task
 from zellige.plan_check import placement_findings
-from zellige.sources import build_problem
-from zellige.workload import Clip, build_batch
 
-MODEL = "wan2.1-t2v-1.3b"
 CLIP, LONGER, IMAGE = (832, 480, 81), (1280, 720, 81), (1024, 1024, 1)
-
-
-def problem_of(num_ranks: int, *kinds: tuple[tuple[int, int, int], int], engine: Engine = "coalesced") -> Problem:
-    """So many clips of each shape, on nodes of eight ranks."""
-    cluster = msgspec.structs.replace(load_cluster("a800x16"), name="nodes", num_nodes=num_ranks // 8)
-    clips = [
-        Clip(id=f"{w}x{h}x{frames}-{number}", width=w, height=h, num_frames=frames)
-        for (w, h, frames), count in kinds
-        for number in range(count)
-    ]
-    batch, _ = build_batch("alike", clips, load_model(MODEL))
-    return dataclasses.replace(build_problem(batch, cluster=cluster, model=MODEL), engine=engine)
 
 
 def drafted(problem: Problem) -> Draft | None:
@@ -42,7 +25,7 @@ def drafted(problem: Problem) -> Draft | None:
 
 @pytest.mark.parametrize("number", [58, 60, 63])
 def test_each_rank_runs_as_many_whole_clips_and_a_part_of_the_others(number: int) -> None:
-    problem = problem_of(8, (CLIP, number))
+    problem = on_nodes(1, (CLIP, number))
     plan = plan_batch(problem, "zellige", "coalesced")
     whole = [0] * 8
     for placement in plan.placements:
@@ -56,7 +39,7 @@ def test_each_rank_runs_as_many_whole_clips_and_a_part_of_the_others(number: int
 
 
 def test_what_fills_all_ranks_is_not_split() -> None:
-    plan = plan_batch(problem_of(8, (CLIP, 64)), "zellige", "coalesced")
+    plan = plan_batch(on_nodes(1, (CLIP, 64)), "zellige", "coalesced")
     assert not any(placement.config.is_split for placement in plan.placements)
     assert plan.gap == 0
 
@@ -65,7 +48,7 @@ def test_few_kinds_are_drafted_alike_compiled_and_interpreted() -> None:
     chance, found = random.Random("few kinds"), 0
     for _ in range(20):
         shapes = chance.sample([CLIP, LONGER, IMAGE, (832, 480, 33)], chance.randint(1, 3))
-        problem = problem_of(chance.choice([8, 16]), *[(shape, chance.randint(1, 70)) for shape in shapes])
+        problem = on_nodes(chance.choice([1, 2]), *[(shape, chance.randint(1, 70)) for shape in shapes])
         figures = []
         for wanted in (True, False):
             prefer_compiled(wanted)
@@ -78,12 +61,12 @@ def test_few_kinds_are_drafted_alike_compiled_and_interpreted() -> None:
 
 @pytest.mark.parametrize("engine", ["per_sequence", "group"])
 def test_engines_that_wait_for_crossing_rank_sets_get_no_such_draft(engine: Engine) -> None:
-    assert drafted(problem_of(8, (CLIP, 60), engine=engine)) is None
+    assert drafted(on_nodes(1, (CLIP, 60), engine=engine)) is None
 
 
 def test_many_ranks_split_what_is_left_over_in_pods() -> None:
     """1,000 clips on 128 ranks: whole, some rank runs eight, 2.4 % more than the mean."""
-    problem = problem_of(128, (CLIP, 1000))
+    problem = on_nodes(16, (CLIP, 1000))
     plan = plan_batch(problem, "zellige", "coalesced")
     alone = plan_batch(problem, "dp", "coalesced")
     assert plan.makespan_ns < alone.makespan_ns * 0.99
@@ -91,7 +74,7 @@ def test_many_ranks_split_what_is_left_over_in_pods() -> None:
 
 
 def test_pods_of_nothing_left_over_have_no_draft() -> None:
-    problem = problem_of(128, (CLIP, 256))
+    problem = on_nodes(16, (CLIP, 256))
     rungs = problem.rungs_within[problem.ring_limits[0]]
     start = least_time_of(problem, problem.fronts_within[problem.ring_limits[0]])
     task = make_task(problem, rungs, start, block_choices(problem, rungs, start)[0], Budget(100))
