@@ -17,6 +17,7 @@ from zellige.plan.choice import choose, expected_step_ns, least_step_ns, makespa
 from zellige.plan.drafts import polish
 from zellige.plan.free_sets import WAITING, free_drafts
 from zellige.plan.leftover import leftover_in_pods
+from zellige.plan.rebuilt import rebuilt
 from zellige.plan.refuted import BlocksBound, Effort, Reach
 from zellige.plan.restarts import restarted
 from zellige.plan.room import require_room, without_plan
@@ -41,6 +42,9 @@ FAR = 110
 RESTARTED, RESTARTS, LOOSE_RESTARTS = 3, 40, 8
 """So many drafts are changed, and each in so many ways, where the fastest is far from the bound; where memory is loose,
 in fewer."""
+
+REBUILT = 60
+"""So many drafts are built anew where memory binds and the fastest is far still."""
 
 EFFORTS = Effort(2000, 8000), Effort(10_000, 40_000)
 """Nodes that raise the bound within aligned blocks where memory binds, and again where the fastest is still far."""
@@ -180,9 +184,22 @@ def _far_from_bound(
     changed = [restarted(task, draft, goal - calls_ns(problem, draft.rounds), limit) for _, draft in near]
     found = [(makespan_ns(problem, draft), draft) for draft in changed]
     fastest = min([fastest, *(makespan for makespan, _ in found)])
+    if binds and near and not _is_close(fastest, blocks):
+        found += _anew(task, min([*near, *found], key=_makespan)[1], goal)
+        fastest = min([fastest, *(makespan for makespan, _ in found)])
     if binds and not _is_close(fastest, blocks):
         blocks.raise_towards(fastest, EFFORTS[1])
     return found
+
+
+def _anew(task: Task, draft: Draft, goal: int) -> list[tuple[int, Draft]]:
+    """The best draft built anew with ring rounds up to those of another, and changed; none where none fits."""
+    goal -= calls_ns(task.problem, draft.rounds)
+    built = rebuilt(task, draft, goal, REBUILT)
+    if built is None:
+        return []
+    found = restarted(task, built, goal, RESTARTS)
+    return [(makespan_ns(task.problem, found), found)]
 
 
 def _is_close(makespan: int, blocks: BlocksBound) -> bool:
