@@ -23,6 +23,7 @@ from zellige.errors import ZelligeError
 from zellige.placement import Plan, Problem, make_plan
 from zellige.plan import plan_batch, prefer_compiled
 from zellige.plan.bounds import best_bound
+from zellige.plan.full_ranks import full_ranks_bound
 from zellige.plan.whole_fillers import whole_fillers_bound
 
 
@@ -75,7 +76,8 @@ def line(suite: str, name: str, problem: Problem, plan: Plan, told: argparse.Nam
     text = f"{suite} {name:18} certified {plan.gap:6.2%} within blocks {blocks_gap(plan):6.2%}"
     text += f" | B6 deep: {plan.makespan_ns / deep - 1:6.2%}"
     whole = whole_fillers_bound(problem, plan.bound_ns, plan.makespan_ns)
-    text += f" | B7: {plan.makespan_ns / whole - 1:6.2%}"
+    full = full_ranks_bound(problem, plan.bound_ns, plan.makespan_ns)
+    text += f" | B7: {plan.makespan_ns / whole - 1:6.2%} | B8: {plan.makespan_ns / full - 1:6.2%}"
     start = plan if told.start == plan.policy else plan_batch(problem, told.start, "coalesced")
     found = anneal(problem, start, plan.makespan_ns, told.moves, seed=1)
     if found is None:

@@ -6,18 +6,21 @@ than fit into T (:mod:`zellige.plan.patterns`); if all ranks together can't take
 reaches T. With the least work for prices this is the area bound made sharper; the prices that refute most come from
 linear programmes. Where none refutes, the longest sequences are placed (:mod:`zellige.plan.whole_search`).
 
-A plan of the coalesced engine has some number of ring rounds. As in B3 with calls
-(:func:`zellige.plan.bounds.bound_with_calls`), a makespan is refuted where every kind of plans is, less its calls.
+Makespans are refuted as :mod:`zellige.plan.refuting` says.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from zellige.placement import Plan, Problem, plan_digest
-from zellige.plan.bounds import best_bound, kind_time
-from zellige.plan.chain import calls_ns
+from zellige.plan.bounds import best_bound
 from zellige.plan.compiled import LARGEST
+from zellige.plan.full_ranks import NAME as FULL_RANKS
+from zellige.plan.full_ranks import full_ranks_bound
+from zellige.plan.refuting import Effort, Refuting
 from zellige.plan.whole_search import MOST_ANCHORS, WholeSearch
 
 NAME = "B7 whole fillers, any rank sets"
@@ -31,24 +34,30 @@ NEAR = 500
 FINE = 10_000
 """The bound is known to a 10,000-th of the makespan, where there are programmes enough for that."""
 
-MOST_PROGRAMMES, ALL_PROGRAMMES = 1000, 4000
+EFFORT = Effort(1000, 4000)
 """Linear programmes that are solved for one makespan, and for all; a hundred take about a second."""
 
 
 def certify(problem: Problem, plan: Plan) -> Plan:
-    """The plan with B7 for its bound where that is higher; else the plan itself, as of one that is over the memory.
+    """The plan with B7 or B8 for its bound where that is higher; else the plan itself, as of one over the memory.
 
     ``problem`` is posed under the plan's engine.
     """
     if not plan.fits:
         return plan
     told = plan.bound_ns if plan.bound.startswith(("B1", "B2", "B3", "B6")) else 0
-    found = whole_fillers_bound(problem, max(told, best_bound(problem)[0]), plan.makespan_ns)
+    known = max(told, best_bound(problem)[0])
+    whole = whole_fillers_bound(problem, known, plan.makespan_ns)
+    found = full_ranks_bound(problem, max(known, whole), plan.makespan_ns)
     if found <= plan.bound_ns:
         return plan
     blocks = None if plan.blocks_bound_ns is None else max(plan.blocks_bound_ns, found)
     certified = msgspec.structs.replace(
-        plan, bound_ns=found, bound=NAME, gap=plan.makespan_ns / found - 1, blocks_bound_ns=blocks
+        plan,
+        bound_ns=found,
+        bound=FULL_RANKS if found > whole else NAME,
+        gap=plan.makespan_ns / found - 1,
+        blocks_bound_ns=blocks,
     )
     return msgspec.structs.replace(certified, digest=plan_digest(certified))
 
@@ -62,51 +71,14 @@ def whole_fillers_bound(problem: Problem, known: int, reached: int) -> int:
     cluster = problem.cluster
     if cluster.num_ranks > MOST_RANKS or cluster.num_ranks * reached >= LARGEST:
         return known
-    kinds = _Kinds(problem, reached)
+    kinds = Refuting(problem, reached, lambda kind, longest: WholeSearch(problem, kind, longest), EFFORT)
     low, near = known, reached - reached // NEAR
     for placed, first in ((0, reached - 1), (MOST_ANCHORS, near)):
         high, target = reached, first
         while high - low > reached // FINE:
             target = target if low <= target < high else (low + high) // 2
-            if kinds.refute(target, placed):
+            if kinds.refute(target, partial(WholeSearch.refute, placed=placed)):
                 low, target = target + 1, low
             else:
                 high, target = target, near
     return low
-
-
-class _Kinds:
-    """All kinds of plans below a makespan, each with its calls, and a search of its own once it is needed."""
-
-    def __init__(self, problem: Problem, reached: int) -> None:
-        self.problem, self.reached = problem, reached
-        self.kinds = [kind for kind in problem.kinds if all(kind.spreads[name] for name in problem.numbers)]
-        self.calls = [calls_ns(problem, kind.fewest) for kind in self.kinds]
-        self.lows = [kind_time(problem, kind) for kind in self.kinds]
-        self.searches: dict[int, WholeSearch] = {}
-        self.order = list(reversed(range(len(self.kinds))))
-        self.left = ALL_PROGRAMMES
-
-    def refute(self, makespan: int, placed: int) -> bool:
-        """Whether no plan takes a makespan or less, as far as so many placed sequences show.
-
-        The kind that withstood last is tried first, then the widest: what is refuted for a kind is for those of fewer
-        ring rounds, whose options are among its own.
-        """
-        allowed = min(MOST_PROGRAMMES, self.left)
-        for place in self.order:
-            target = makespan - self.calls[place]
-            if target < self.lows[place]:
-                continue
-            refuted, taken = self._search(place).refute(target, placed, allowed)
-            allowed, self.left = allowed - taken, self.left - taken
-            if not refuted:
-                self.order = [place, *(other for other in self.order if other != place)]
-                return False
-            self.lows[: place + 1] = [max(low, target + 1) for low in self.lows[: place + 1]]
-        return True
-
-    def _search(self, place: int) -> WholeSearch:
-        if place not in self.searches:
-            self.searches[place] = WholeSearch(self.problem, self.kinds[place], self.reached - self.calls[place])
-        return self.searches[place]

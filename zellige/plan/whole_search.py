@@ -51,7 +51,7 @@ class WholeSearch:
         self.target = self.deepest = self.states = self.programmes = 0
         self.failed: set[tuple[int, Loads]] = set()
 
-    def refute(self, target: int, placed: int, most_programmes: int) -> tuple[bool, int]:
+    def refute(self, target: int, most_programmes: int, placed: int) -> tuple[bool, int]:
         """Whether no plan of the kind is within a target, as far as so many placed sequences show; and the linear
         programmes that it took."""
         before = self.patterns.programmes
