@@ -5,8 +5,8 @@
 
 For every batch whose certified gap or gap within aligned blocks is above the given ones: simulated annealing from the
 plan (three runs; by prices alone, so that its plans are also put into the event simulator), the bound B6 with many
-more states, and B7 and B8, of which plan --certify states the better. What lies between is unknown. ``--moves 0 --states
-1`` leaves the first two out.
+more states, and B7 and B8, of which plan --certify states the better. What lies between is unknown.
+``--moves 0 --states 1`` leaves the first two out.
 """
 
 from __future__ import annotations
