@@ -82,6 +82,8 @@ def test_no_temporary_file_is_left_when_a_process_is_ended(tmp_path: Path, momen
         import os, pathlib, signal, tempfile
         from zellige.files import write_text
 
+        # Under nohup SIGHUP is ignored, and children inherit that.
+        signal.signal(signal.{name}, signal.SIG_DFL)
         real = {moment}
 
         def late(*arguments, **options):
