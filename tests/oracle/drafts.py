@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Callable
 
+from oracle.brute_force import random_problem
 from zellige.placement import Problem
 from zellige.plan import zellige as planner
 from zellige.plan.any_sets import Certificate
 from zellige.plan.bounds import best_bound
+from zellige.plan.compiled import is_compiled, prefer_compiled
 from zellige.plan.packing import Ranks
 from zellige.plan.restarts import with_loads
 from zellige.plan.search import Budget
@@ -40,3 +44,16 @@ def assert_complete(task: Task, draft: Draft) -> None:
     assert (ranks.time, ranks.kept) == (draft.ranks.time, draft.ranks.kept)
     assert draft.ranks.fit(task.problem.memory.room_bytes)
     assert draft.longest == max(ranks.time)
+
+
+def assert_alike_compiled(found: Callable[[Task, Draft], object], number: int) -> None:
+    """What is found from the drafts of so many random problems, memory tight, is the same compiled and interpreted."""
+    chance, was = random.Random(4), is_compiled()
+    for _ in range(number):
+        problem, both = random_problem(chance, "coalesced", tight=True), []
+        for how in (False, True):
+            prefer_compiled(how)
+            task, drafts = drafted(problem)
+            both.append([found(task, draft) for draft in drafts])
+        prefer_compiled(was)
+        assert both[0] == both[1]

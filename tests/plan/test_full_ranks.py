@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle.brute_force import make_price, optimum, random_problem, small_cluster, synthetic_problem
+from oracle.bound_checks import never_above_the_optimum
+from oracle.brute_force import make_price, optimum, small_cluster, synthetic_problem
 
 from zellige.placement import ENGINES, Engine, Problem, plan_digest
 from zellige.plan import plan_batch
@@ -23,19 +23,7 @@ WHOLE = ParallelConfig()
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_bound_exceeds_the_optimum_over_any_rank_sets_where_memory_binds(engine: Engine) -> None:
-    chance, seen, raised = random.Random(f"full ranks, {engine}"), 0, 0
-    for _ in range(25):
-        problem = random_problem(chance, engine, tight=True)
-        best = optimum(problem)
-        if best is None:
-            continue
-        known, _ = best_bound(problem)
-        for reached in (best.makespan_ns, best.makespan_ns * 3 // 2):
-            found = full_ranks_bound(problem, known, reached)
-            assert known <= found <= best.makespan_ns
-            seen, raised = seen + 1, raised + (found > known)
-    assert seen > 10
-    assert raised > 0 or engine == "group"
+    assert never_above_the_optimum(full_ranks_bound, engine, 1, 25, tight=1) or engine == "group"
 
 
 def long_and_short(room: int) -> Problem:

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 from oracle.batches import on_nodes
 from oracle.brute_force import random_problem
-from oracle.drafts import assert_complete, drafted
+from oracle.drafts import assert_alike_compiled, assert_complete, drafted
 
 from zellige.placement import Problem, rank_costs
 from zellige.plan import plan_batch
 from zellige.plan import zellige as planner
-from zellige.plan.compiled import is_compiled, prefer_compiled
 from zellige.plan.rebuilt import Builder, rebuilt
 from zellige.plan.task import Draft, Task
 
@@ -78,15 +77,7 @@ def test_no_mix_is_tried_twice_and_each_changes_one_sequence() -> None:
 
 
 def test_compiled_drafts_built_anew_are_the_same() -> None:
-    chance, was = random.Random(4), is_compiled()
-    for _ in range(15):
-        problem, found = random_problem(chance, "coalesced", tight=True), []
-        for how in (False, True):
-            prefer_compiled(how)
-            task, drafts = drafted(problem)
-            found.append([outcome(task, draft) for draft in drafts])
-        prefer_compiled(was)
-        assert found[0] == found[1]
+    assert_alike_compiled(outcome, 15)
 
 
 def outcome(task: Task, draft: Draft) -> object:

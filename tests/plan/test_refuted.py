@@ -11,8 +11,9 @@ from oracle.brute_force import optimum, random_problem
 
 from zellige.placement import Engine, Problem
 from zellige.plan import zellige as planner
+from zellige.plan.by_kinds import Effort
 from zellige.plan.compiled import is_compiled, prefer_compiled
-from zellige.plan.refuted import BlocksBound, Effort, Reach
+from zellige.plan.refuted import BlocksBound, Reach
 from zellige.plan.task import block_choices
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from oracle.brute_force import random_problem
-from oracle.drafts import assert_complete, drafted
+from oracle.drafts import assert_alike_compiled, assert_complete, drafted
 
-from zellige.plan.compiled import is_compiled, prefer_compiled
 from zellige.plan.restarts import changes, restarted, with_change
+from zellige.plan.task import Draft, Task
 
 
 def test_restarts_keep_all_sequences_and_slow_nothing() -> None:
@@ -31,13 +31,9 @@ def test_restarts_keep_all_sequences_and_slow_nothing() -> None:
 
 
 def test_compiled_restarts_are_the_same() -> None:
-    chance, was = random.Random(4), is_compiled()
-    for _ in range(20):
-        problem, found = random_problem(chance, "coalesced", tight=True), []
-        for how in (False, True):
-            prefer_compiled(how)
-            task, drafts = drafted(problem)
-            after = [restarted(task, draft, 0, 10) for draft in drafts]
-            found.append([(draft.split, draft.whole, draft.longest) for draft in after])
-        prefer_compiled(was)
-        assert found[0] == found[1]
+    assert_alike_compiled(outcome, 20)
+
+
+def outcome(task: Task, draft: Draft) -> object:
+    after = restarted(task, draft, 0, 10)
+    return after.split, after.whole, after.longest

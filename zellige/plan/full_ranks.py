@@ -20,8 +20,8 @@ from scipy.optimize import linprog
 
 from zellige.placement import Option, Problem
 from zellige.plan.adapt import memory_may_bind
+from zellige.plan.by_kinds import Effort, Kinds
 from zellige.plan.compiled import LARGEST
-from zellige.plan.refuting import Effort, Refuting
 from zellige.spreads import Kind, most_rounds
 from zellige.units import ceil_div
 
@@ -73,14 +73,23 @@ class Taken(NamedTuple):
     time: int
 
 
+class Answer(NamedTuple):
+    """Whether prices refute a target; what a rank takes that is worth most; and how many ranks all sequences are worth,
+    each full."""
+
+    refutes: bool
+    sequences: Floats
+    ranks: float
+
+
 def full_ranks_bound(problem: Problem, known: int, reached: int) -> int:
     """The bound in ns, between ``known``, which is one, and ``reached``, a plan's makespan.
 
-    It holds for plans whose ranks all fit into memory; ``known`` itself where memory can't bind.
+    It holds for plans of one step whose ranks all fit into memory; ``known`` itself where memory can't bind.
     """
     if problem.cluster.num_ranks * reached >= LARGEST or not memory_may_bind(problem, problem.rungs):
         return known
-    kinds = Refuting(problem, reached, lambda kind, _: FullRanks(problem, kind), EFFORT)
+    kinds = Kinds(problem, reached, lambda kind, _: FullRanks(problem, kind), EFFORT)
     low, high = known, reached
     while high - low > reached // STEPS:
         target = (low + high) // 2
@@ -115,21 +124,23 @@ class FullRanks:
             return True
         taken = [each.sequences for each in self.taken if each.time <= target]
         taken += [self._alone(shard, target) for shard in shards]
-        centre: Floats | None = None
+        nearest, centre = 0.0, None
         for _ in range(MOST_COLUMNS):
             found = self._solve(taken)
             if found is None or self.spent >= most:
                 return False
             # Half-way to the prices that came nearest is where a column cuts most; where it cuts nothing, at the end.
             for aim in [found] if centre is None else [(found + centre) / 2, found]:
-                prices = [int(price) for price in np.floor(aim * (WORTH / (aim @ self.numbers)))]
-                refuted, column, worth = self._ask(prices, shards, target)
-                if refuted:
+                parts = aim / (aim @ self.numbers)
+                prices = [int(price) for price in np.floor(parts * WORTH)]
+                answer = self._ask(prices, shards, target)
+                if answer.refutes:
                     self.prices = prices
                     return True
-                centre = aim / worth if centre is None or aim @ self.numbers / worth > centre @ self.numbers else centre
-                taken.append(column)
-                if column @ found > 1 + MARGIN:
+                if answer.ranks > nearest:
+                    nearest, centre = answer.ranks, parts * answer.ranks
+                taken.append(answer.sequences)
+                if answer.sequences @ found > 1 + MARGIN:
                     break
             else:
                 return False
@@ -157,9 +168,8 @@ class FullRanks:
             return None
         return np.asarray(answer.x, np.float64)
 
-    def _ask(self, prices: list[int], shards: list[Shard], target: int) -> tuple[bool, Floats, float]:
-        """Whether prices refute a target; what a rank takes that is worth most, and an upper limit on its worth as a
-        part of that of all sequences."""
+    def _ask(self, prices: list[int], shards: list[Shard], target: int) -> Answer:
+        """What prices say of a target; what a rank takes at these is known from then on."""
         found = worth_most(prices, self.numbers, shards, target, self.room)
         self.spent += found.effort
         wanted = sum([price * number for price, number in zip(prices, self.numbers, strict=True)])
@@ -168,7 +178,7 @@ class FullRanks:
             sequences[shard.bucket] += number / shard.degree
         time = sum([number * shard.time for shard, number in zip(shards, found.counts, strict=True)])
         self.taken.append(Taken(sequences, time))
-        return wanted > self.num_ranks * found.most, sequences, found.most / WORTH
+        return Answer(wanted > self.num_ranks * found.most, sequences, wanted / max(1, found.most))
 
 
 class Worth(NamedTuple):
@@ -187,7 +197,7 @@ def worth_most(prices: list[int], numbers: list[int], shards: list[Shard], targe
     model = cp_model.CpModel()
     counts = [model.new_int_var(0, numbers[shard.bucket], "") for shard in shards]
     for limit, needs in ((target, [each.time for each in shards]), (room, [each.kept for each in shards])):
-        unit = ceil_div(limit, FINE)
+        unit = max(1, ceil_div(limit, FINE))
         model.add(cp_model.LinearExpr.weighted_sum(counts, [need // unit for need in needs]) <= limit // unit)
     for bucket, number in enumerate(numbers):
         mine = [count for count, shard in zip(counts, shards, strict=True) if shard.bucket == bucket]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zellige.plan.blocks import Shape, make_pod
+from zellige.plan.by_kinds import Effort
 from zellige.plan.search import Budget, Order, Search
 from zellige.plan.search_kernel import FINEST
 from zellige.plan.task import anchors_of, densities_of, make_task, members_of, sand_of
@@ -19,13 +20,6 @@ from zellige.problem import Problem, Rung
 
 SHARE = 5
 """Sequences that take more than this part of the bound whole (a fifth) are placed."""
-
-
-class Effort(NamedTuple):
-    """Nodes of one target's search, and of all targets'."""
-
-    each: int
-    all: int
 
 
 class Reach(NamedTuple):

@@ -6,7 +6,7 @@ than fit into T (:mod:`zellige.plan.patterns`); if all ranks together can't take
 reaches T. With the least work for prices this is the area bound made sharper; the prices that refute most come from
 linear programmes. Where none refutes, the longest sequences are placed (:mod:`zellige.plan.whole_search`).
 
-Makespans are refuted as :mod:`zellige.plan.refuting` says.
+Makespans are refuted as :mod:`zellige.plan.by_kinds` says.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 
 from zellige.placement import Plan, Problem, plan_digest
 from zellige.plan.bounds import best_bound
+from zellige.plan.by_kinds import Effort, Kinds
 from zellige.plan.compiled import LARGEST
 from zellige.plan.full_ranks import NAME as FULL_RANKS
 from zellige.plan.full_ranks import full_ranks_bound
-from zellige.plan.refuting import Effort, Refuting
 from zellige.plan.whole_search import MOST_ANCHORS, WholeSearch
 
 NAME = "B7 whole fillers, any rank sets"
@@ -71,7 +71,7 @@ def whole_fillers_bound(problem: Problem, known: int, reached: int) -> int:
     cluster = problem.cluster
     if cluster.num_ranks > MOST_RANKS or cluster.num_ranks * reached >= LARGEST:
         return known
-    kinds = Refuting(problem, reached, lambda kind, longest: WholeSearch(problem, kind, longest), EFFORT)
+    kinds = Kinds(problem, reached, lambda kind, longest: WholeSearch(problem, kind, longest), EFFORT)
     low, near = known, reached - reached // NEAR
     for placed, first in ((0, reached - 1), (MOST_ANCHORS, near)):
         high, target = reached, first

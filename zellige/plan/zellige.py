@@ -11,6 +11,7 @@ from zellige.plan.any_sets import Certificate
 from zellige.plan.attempt_kernel import CLOSE, GOOD, NEAR
 from zellige.plan.blocks import Shape
 from zellige.plan.bounds import best_bound, least_time_of, whole_time_of
+from zellige.plan.by_kinds import Effort
 from zellige.plan.by_nodes import nodes_draft
 from zellige.plan.chain import calls_ns
 from zellige.plan.choice import choose, expected_step_ns, least_step_ns, makespan_ns
@@ -18,7 +19,7 @@ from zellige.plan.drafts import polish
 from zellige.plan.free_sets import WAITING, free_drafts
 from zellige.plan.leftover import leftover_in_pods
 from zellige.plan.rebuilt import rebuilt
-from zellige.plan.refuted import BlocksBound, Effort, Reach
+from zellige.plan.refuted import BlocksBound, Reach
 from zellige.plan.restarts import restarted
 from zellige.plan.room import require_room, without_plan
 from zellige.plan.search import Budget

@@ -1,4 +1,4 @@
-"""How a bound rises by refuted makespans: one is refuted where every kind of plans is, less its calls.
+"""How a bound rises, kind of plans by kind: a makespan is refuted where it is for all, each less its calls.
 
 A plan of the coalesced engine has some number of ring rounds, and the calls that these take
 (:func:`zellige.plan.bounds.bound_with_calls`).
@@ -24,7 +24,7 @@ class Effort(NamedTuple):
     all: int
 
 
-class Refuting(Generic[Search]):
+class Kinds(Generic[Search]):
     """All kinds of plans below a makespan, each with its calls, and a search of its own once it is needed.
 
     ``make`` makes a kind's search, told the longest target that it will be asked for.
