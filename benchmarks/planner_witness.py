@@ -27,6 +27,7 @@ from planner_limits import asked, missed
 
 from zellige.placement import Placement, Plan, Problem, make_plan
 from zellige.plan.chain import calls_ns
+from zellige.plan.cp_sat import make_solver, solve
 from zellige.problem import Option
 from zellige.spreads import most_rounds
 
@@ -95,10 +96,8 @@ def search(problem: Problem, most: int, target: int, limit: float) -> tuple[str,
     ways, loads = posed(model, problem, most, target, unit)
     for rank in loads:
         model.add(sum(loads[rank]) <= target // unit)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers, solver.parameters.random_seed = 1, 1
-    solver.parameters.max_deterministic_time = limit
-    status = solver.status_name(solver.solve(model))
+    solver = make_solver(limit)
+    status = solver.status_name(solve(solver, model))
     if status not in ("OPTIMAL", "FEASIBLE"):
         return {"INFEASIBLE": "none exists", "UNKNOWN": "none found within the limit"}[status], None
     return status, dealt(problem, ways, solver)
@@ -140,10 +139,9 @@ def improve(problem: Problem, plan: Plan, seconds: float, workers: int) -> None:
         model.add(sum(loads[rank]) <= longest)
     model.minimize(longest)
     _hint(model, problem, plan, ways)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers, solver.parameters.random_seed = workers, 1
-    solver.parameters.max_time_in_seconds = seconds
-    solver.solve(model, _Told(unit, calls, plan.bound_ns))
+    solver = make_solver(float("inf"))
+    solver.parameters.num_workers, solver.parameters.max_time_in_seconds = workers, seconds
+    solve(solver, model, _Told(unit, calls, plan.bound_ns))
 
 
 def _hint(model: cp_model.CpModel, problem: Problem, plan: Plan, ways: list[Way]) -> None:

@@ -85,8 +85,9 @@ class Solver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where every sequence runs, what that is predicted to cost, and how far from the best it can be.
 
-    ``bound_ns`` is a lower bound on the makespan of any placement under the same prices and engine; ``gap`` is
-    ``makespan / bound - 1``. The makespan is that of the slowest rank; with several stages, the sum over stages of it.
+    ``bound_ns`` is a lower bound on the makespan of any placement under the same prices and engine (B8: of any in one
+    step that fits into memory); ``gap`` is ``makespan / bound - 1``. The makespan is that of the slowest rank; with
+    several stages, the sum over stages of it.
     """
 
     SCHEMA: ClassVar[str] = "zellige.plan/1"
@@ -340,5 +341,6 @@ def require_placeable(problem: Problem) -> None:
                 f"smallest need {format_bytes(needed)} a rank (as {best.config}),"
                 f" room {format_bytes(room)}: {format_bytes(needed - room)} missing",
             ),
-            fix=f"more ranks (about {math.ceil(best.config.degree * needed / room)}), or a shorter clip",
+            fix=(f"more ranks (about {math.ceil(best.config.degree * needed / room)})" if room > 0 else "more memory a rank")
+            + ", or a shorter clip",
         )

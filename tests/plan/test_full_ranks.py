@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from itertools import product
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle.batches import make_problem
 from oracle.bound_checks import never_above_the_optimum
 from oracle.brute_force import make_price, optimum, small_cluster, synthetic_problem
 
+from zellige.errors import NoRoomError
 from zellige.placement import ENGINES, Engine, Problem, plan_digest
 from zellige.plan import plan_batch
 from zellige.plan.bounds import best_bound
@@ -67,6 +70,24 @@ def test_the_certified_plan_says_whose_bound_it_is() -> None:
     assert certified.blocks_bound_ns >= certified.bound_ns
     assert certified.digest == plan_digest(certified)
     assert certify(problem, certified) == certified
+
+
+def test_plans_in_parts_are_not_bound_by_the_memory_of_one_step() -> None:
+    """One step has no room for this batch, so that B8 would refute whatever a plan in several parts takes."""
+    problem = dataclasses.replace(make_problem([(832, 480, 81)] * 9 + [(1280, 720, 33)] * 5), engine="coalesced")
+    usable = problem.memory.usable_bytes - 66_982_687_968
+    problem = dataclasses.replace(problem, memory=msgspec.structs.replace(problem.memory, usable_bytes=usable))
+    with pytest.raises(NoRoomError):
+        plan_batch(problem, "zellige")
+    policies = ("flexsp", "hydraulis", "hotspa", "bytescale-hdp", "megatron-hybrid-cp")
+    plans = [plan_batch(problem, policy, "coalesced") for policy in policies]
+    fastest = min(plan.makespan_ns for plan in plans)
+    for plan in plans:
+        assert plan.fits
+        assert len(plan.parts) > 1
+        refuted = full_ranks_bound(problem, plan.bound_ns, plan.makespan_ns)
+        assert refuted > fastest or plan.makespan_ns == fastest, "not a bound of plans in parts"
+        assert certify(problem, plan).bound_ns <= fastest
 
 
 shards = st.builds(Shard, st.integers(0, 2), st.integers(1, 3), st.integers(1, 9), st.integers(0, 9))

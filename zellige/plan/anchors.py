@@ -23,6 +23,7 @@ from zellige.plan.counts import (
     rank_loads,
     time_unit,
 )
+from zellige.plan.cp_sat import make_solver, solve
 
 __all__ = ["AnchorGroup", "Assignment", "candidate_options", "deal", "place_anchors"]
 
@@ -110,12 +111,8 @@ def _two_solves(problem: Problem, groups: Sequence[AnchorGroup], *, with_memory:
 
 
 def _solve(model: cp_model.CpModel) -> tuple[cp_model.CpSolver, object]:
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.linearization_level = 2
-    solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT
-    status = solver.solve(model)
+    solver = make_solver(DETERMINISTIC_LIMIT, linearization=2)
+    status = solve(solver, model)
     if status == cp_model.INFEASIBLE:
         raise InfeasibleError(
             "memory allows no placement of the long sequences",

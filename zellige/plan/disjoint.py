@@ -24,6 +24,7 @@ from ortools.sat.python import cp_model
 from zellige.errors import TimeLimitError
 from zellige.placement import Option, Placement, Plan, Problem, Solver, make_plan, rank_costs, require_placeable
 from zellige.plan.bounds import best_bound, canonical_bound
+from zellige.plan.cp_sat import make_solver, solve
 from zellige.plan.room import without_plan
 from zellige.shards import ParallelConfig
 from zellige.units import MIB, ceil_div, format_time
@@ -165,12 +166,8 @@ def _solve(problem: Problem, relaxed: _Grouping | None = None) -> _Grouping:
 
 
 def _run(problem: Problem, model: cp_model.CpModel, tiling: _Tiling, unit: int) -> _Grouping:
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.linearization_level = 2
-    solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT
-    status = solver.solve(model)
+    solver = make_solver(DETERMINISTIC_LIMIT, linearization=2)
+    status = solve(solver, model)
     if status == cp_model.INFEASIBLE:
         raise without_plan(
             problem, "memory allows no disjoint groups for this batch", "a policy that splits one by one"

@@ -25,6 +25,7 @@ from ortools.sat.python import cp_model
 from zellige.errors import InfeasibleError
 from zellige.placement import Placement, Plan, Problem, Solver, make_plan, require_placeable
 from zellige.plan.bounds import best_bound
+from zellige.plan.cp_sat import make_solver, solve
 from zellige.plan.groups import Amounts, GroupPrices, group_prices, heads_first, lay_out, place, splits_by_degree
 from zellige.plan.length_buckets import length_buckets, rounding_waste
 from zellige.units import MIB, ceil_div
@@ -178,13 +179,8 @@ def _solve(
     model.add(taken == num_ranks if num_ranks & (num_ranks - 1) == 0 else taken <= num_ranks)
     _hint(model, groups, start)
     model.minimize(slowest)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.linearization_level = 2
-    solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT
-    solver.parameters.relative_gap_limit = RELATIVE_GAP
-    status = solver.solve(model)
+    solver = make_solver(DETERMINISTIC_LIMIT, gap=RELATIVE_GAP, linearization=2)
+    status = solve(solver, model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     chosen = [

@@ -22,6 +22,7 @@ from zellige.placement import Option, Problem
 from zellige.plan.adapt import memory_may_bind
 from zellige.plan.by_kinds import Effort, Kinds
 from zellige.plan.compiled import LARGEST
+from zellige.plan.cp_sat import make_solver, solve
 from zellige.spreads import Kind, most_rounds
 from zellige.units import ceil_div
 
@@ -204,10 +205,8 @@ def worth_most(prices: list[int], numbers: list[int], shards: list[Shard], targe
         model.add(cp_model.LinearExpr.sum(mine) <= number)
     values = [ceil_div(prices[shard.bucket], shard.degree) for shard in shards]
     model.maximize(cp_model.LinearExpr.weighted_sum(counts, values))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers, solver.parameters.random_seed = 1, 0
-    solver.parameters.relative_gap_limit, solver.parameters.max_deterministic_time = NEAR, DETERMINISTIC_LIMIT
-    status = solver.solve(model)
+    solver = make_solver(DETERMINISTIC_LIMIT, gap=NEAR)
+    status = solve(solver, model)
     effort = 1 + round(MILLI * solver.response_proto.deterministic_time)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         everything = sum([price * number for price, number in zip(prices, numbers, strict=True)])

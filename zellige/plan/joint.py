@@ -34,6 +34,7 @@ from zellige.plan.counts import (
     rank_loads,
     time_unit,
 )
+from zellige.plan.cp_sat import make_solver, solve
 from zellige.plan.room import without_plan
 from zellige.plan.two_stage import plan_zellige_paper
 from zellige.units import MIB, ceil_div, format_percent, format_time
@@ -254,13 +255,8 @@ def _solve(problem: Problem, pose: Pose, limits: Limits, *, with_memory: bool) -
     unit = time_unit(problem, groups, TIME_UNITS)
     posed = pose(problem, groups, unit, with_memory)
     posed.model.minimize(posed.makespan)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.linearization_level = 1
-    solver.parameters.max_deterministic_time = limits.deterministic
-    solver.parameters.relative_gap_limit = limits.relative_gap
-    status = solver.solve(posed.model)
+    solver = make_solver(limits.deterministic, gap=limits.relative_gap)
+    status = solve(solver, posed.model)
     if status == cp_model.INFEASIBLE:
         raise without_plan(
             problem,

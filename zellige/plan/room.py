@@ -41,7 +41,7 @@ def room_need(problem: Problem) -> RoomNeed:
     needs = {bucket: count * kept_on_all_ranks(problem, bucket) for bucket, count in problem.counts.items()}
     return RoomNeed(
         needed_bytes=sum(needs.values()),
-        room_bytes=problem.cluster.num_ranks * problem.memory.room_bytes,
+        room_bytes=max(1, problem.cluster.num_ranks * problem.memory.room_bytes),
         heaviest=max(needs, key=lambda bucket: (needs[bucket], bucket)),
     )
 

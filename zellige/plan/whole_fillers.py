@@ -41,6 +41,7 @@ EFFORT = Effort(1000, 4000)
 def certify(problem: Problem, plan: Plan) -> Plan:
     """The plan with B7 or B8 for its bound where that is higher; else the plan itself, as of one over the memory.
 
+    Not B8 for one in several parts: each has the memory for itself.
     ``problem`` is posed under the plan's engine.
     """
     if not plan.fits:
@@ -48,7 +49,9 @@ def certify(problem: Problem, plan: Plan) -> Plan:
     told = plan.bound_ns if plan.bound.startswith(("B1", "B2", "B3", "B6")) else 0
     known = max(told, best_bound(problem)[0])
     whole = whole_fillers_bound(problem, known, plan.makespan_ns)
-    found = full_ranks_bound(problem, max(known, whole), plan.makespan_ns)
+    found = max(known, whole)
+    if len(plan.parts) == 1:
+        found = full_ranks_bound(problem, found, plan.makespan_ns)
     if found <= plan.bound_ns:
         return plan
     blocks = None if plan.blocks_bound_ns is None else max(plan.blocks_bound_ns, found)
