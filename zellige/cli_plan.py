@@ -54,7 +54,7 @@ def plan_command(
     stream: Annotated[bool, typer.Option("--stream", help="Plan a run of batches, one JSON line each.")] = False,
     certify: Annotated[
         bool,
-        typer.Option("--certify", help="Look for a better bound than planning has time for (seconds to two minutes)."),
+        typer.Option("--certify", help="Look for a better bound (docs/planner.md): seconds to two minutes."),
     ] = False,
     ahead: Annotated[int | None, typer.Option("--ahead", min=1, help="Batches under way with --stream (4).")] = None,
     cluster: ClusterOption = "",

@@ -341,6 +341,10 @@ def require_placeable(problem: Problem) -> None:
                 f"smallest need {format_bytes(needed)} a rank (as {best.config}),"
                 f" room {format_bytes(room)}: {format_bytes(needed - room)} missing",
             ),
-            fix=(f"more ranks (about {math.ceil(best.config.degree * needed / room)})" if room > 0 else "more memory a rank")
+            fix=(
+                f"more ranks (about {math.ceil(best.config.degree * needed / room)})"
+                if room > 0
+                else "more memory a rank"
+            )
             + ", or a shorter clip",
         )

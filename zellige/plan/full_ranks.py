@@ -28,7 +28,7 @@ from zellige.units import ceil_div
 
 Floats = NDArray[np.float64]
 
-NAME = "B8 full ranks, any rank sets"
+NAME = "B8 full ranks, any rank sets, one step in this memory"
 
 STEPS = 2000
 """The bound is known to a 2,000-th of the makespan, where there is effort enough for that."""
